@@ -41,12 +41,14 @@ def prepare_heads(
 
     `qkv` holds the heads of queries, keys and values, in that order; it may be a strided view with a contiguous last
     axis. The norms are of single heads, as `rms_norm`'s, both or neither. Rotation is `reference.apply_rope`'s, on the
-    first R elements. Pages are written as by `write_kv`: tokens of slot -1 are not. Rounds where those three would.
+    first R elements. Pages are written as by `write_kv`: tokens of slot -1 are not, and none where there are no key
+    heads. Rounds where those three would.
     """
     _check(qkv_TMH, num_heads, num_kv_heads, cos_sin_PR, positions_T)
     norms = _norms(q_norm_H, k_norm_H, qkv_TMH.shape[2])
     key_heads, value_heads = qkv_TMH[:, num_heads : num_heads + num_kv_heads], qkv_TMH[:, num_heads + num_kv_heads :]
-    check_write(key_heads, value_heads, kv_cache, slot_mapping_T)
+    if num_kv_heads:
+        check_write(key_heads, value_heads, kv_cache, slot_mapping_T)
     run = reference.prepare_heads if choose_backend(qkv_TMH.device, backend) == "torch" else _launch
     heads, scales = (num_heads, num_kv_heads), (k_scale, v_scale)
     forms = (unit_offset, interleaved)

@@ -132,7 +132,8 @@ def prepare_heads(
         q_TNH = rms_norm(q_TNH, norms[0], eps, unit_offset)
         k_TKH = rms_norm(k_TKH, norms[1], eps, unit_offset)
     q_TNH, k_TKH = apply_rope(q_TNH, k_TKH, cos_sin_PR, positions_T, interleaved)
-    write_kv(k_TKH, v_TKH, kv_cache, slot_mapping_T, *scales)
+    if heads[1]:
+        write_kv(k_TKH, v_TKH, kv_cache, slot_mapping_T, *scales)
     return q_TNH
 
 

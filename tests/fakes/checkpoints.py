@@ -32,6 +32,7 @@ _CLASSES = {
     "gemma": "Gemma",
     "gemma2": "Gemma2",
     "gemma3_text": "Gemma3",
+    "gemma3n_text": "Gemma3n",
     "glm4_moe": "Glm4Moe",
     "gpt2": "GPT2",
     "gpt_oss": "GptOss",
@@ -55,7 +56,11 @@ _CLASSES = {
     "stablelm": "StableLm",
 }
 FAMILIES = tuple(_CLASSES)
-_CONFIGS = {"gemma3_text": "Gemma3TextConfig", "llama4_text": "Llama4TextConfig"}
+_CONFIGS = {
+    "gemma3_text": "Gemma3TextConfig",
+    "gemma3n_text": "Gemma3nTextConfig",
+    "llama4_text": "Llama4TextConfig",
+}
 # The same under the names that these kinds have for it
 _SPELLINGS = {
     "gpt2": {"intermediate_size": "n_inner"},
@@ -139,6 +144,21 @@ _FAMILY: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
     },
+    # The last two layers read what the second and third keep; the first and the last cut their gates.
+    "gemma3n_text": {
+        "tie_word_embeddings": False,
+        "num_hidden_layers": 5,
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        "head_dim": 32,
+        "num_kv_shared_layers": 2,
+        "activation_sparsity_pattern": [0.9, 0.0, 0.0, 0.0, 0.7],
+        "vocab_size_per_layer_input": 300,
+        "hidden_size_per_layer_input": 24,
+        "laurel_rank": 8,
+        "altup_num_inputs": 3,
+        "pad_token_id": 0,
+    },
     "glm4_moe": {
         "head_dim": 32,
         "use_qk_norm": True,
@@ -211,6 +231,10 @@ _FAMILY: dict[str, dict[str, Any]] = {
 }
 
 
+# Families that store the weights of norms so
+_LESS_ONE = ("gemma", "gemma2", "gemma3_text")
+
+
 def save_checkpoint(folder: Path, arch_name: str, dtype: str, shard_size: str, overrides: dict[str, Any]) -> None:
     """Write config.json and weights of a model of the family; norms and biases are random too."""
     name = _CLASSES[arch_name]
@@ -223,7 +247,7 @@ def save_checkpoint(folder: Path, arch_name: str, dtype: str, shard_size: str, o
     model = transformers.AutoModelForCausalLM.from_config(config)
     for parameter_name, parameter in model.named_parameters():
         if parameter.dim() == 1 or "norm" in parameter_name or parameter_name.endswith("_bias"):
-            is_norm = parameter_name.endswith(".weight") and "gemma" not in arch_name  # Gemma stores them less one
+            is_norm = parameter_name.endswith(".weight") and arch_name not in _LESS_ONE
             centre = 1.0 if is_norm else 0.0
             torch.nn.init.normal_(parameter, mean=centre, std=0.2)
     for buffer_name, buffer in model.named_buffers():

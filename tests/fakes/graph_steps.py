@@ -47,7 +47,7 @@ def small_model(
 
 def kv_groups(model: Model) -> KVGroups:
     """The model's layers, grouped."""
-    return group_layers(model.arch.windows)
+    return group_layers(model.arch.kept_windows)
 
 
 class Steps:

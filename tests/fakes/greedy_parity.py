@@ -74,7 +74,7 @@ def engine_tokens(folder: Path, prompts: list[list[int]], count: int, mode: Mode
         "dtype": "float32",
         "max_model_len": 512,
         "block_size": BLOCK_SIZE,
-        "num_kv_blocks": (70 if mode.is_tight else 1200) * len(group_layers(read_arch(folder).windows)),
+        "num_kv_blocks": (70 if mode.is_tight else 1200) * len(group_layers(read_arch(folder).kept_windows)),
         "num_threads": 1,
     }
     with LLM(model=str(folder), skip_tokenizer_init=True, **(settings | mode.settings)) as llm:

@@ -115,7 +115,8 @@ class LayerNorm(Norm):
 class HeadNorm:
     """RMSNorm of each query head by one weight and of each key head by another.
 
-    By torch in one pass over both; a kernel that prepares heads takes the weights and does it along the way.
+    By torch in one pass over both; a kernel that prepares heads takes the weights and does it along the way. Without
+    key heads there are no weights for them.
     """
 
     __slots__ = ("_apply", "_heads", "_kv_heads", "_slots", "eps", "unit_offset", "weights_H")
@@ -128,9 +129,8 @@ class HeadNorm:
         self.eps, self.unit_offset = eps, unit_offset
         self.weights_H: dict[str, Tensor] = {}
         """`q_norm` and `k_norm`, as stored."""
-        self._slots = {
-            name: Weight((head_dim,), None, placement, partial(self._install, name)) for name in ("q_norm", "k_norm")
-        }
+        names = ("q_norm", "k_norm") if kv_heads else ("q_norm",)
+        self._slots = {name: Weight((head_dim,), None, placement, partial(self._install, name)) for name in names}
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See HasWeights."""
@@ -145,8 +145,8 @@ class HeadNorm:
         self.weights_H[name] = weight_H
         if len(self.weights_H) < len(self._slots):
             return
-        q_H, k_H = self.weights_H["q_norm"], self.weights_H["k_norm"]
-        weight_MH = torch.cat((q_H.expand(self._heads, -1), k_H.expand(self._kv_heads, -1)))
+        heads = {"q_norm": self._heads, "k_norm": self._kv_heads}
+        weight_MH = torch.cat([self.weights_H[name].expand(heads[name], -1) for name in self._slots])
         self._apply = _TorchNorm(weight_MH, self.eps, self.unit_offset)
 
 
@@ -160,6 +160,26 @@ class UnitHeadNorm(HeadNorm):
         for slot in self._slots.values():
             slot.fill(0, torch.ones(head_dim))
         self._slots = {}
+
+
+class ValueNorm:
+    """RMSNorm of each value head, without a weight."""
+
+    __slots__ = ("_apply", "_num_heads")
+
+    def __init__(self, num_heads: int, head_dim: int, eps: float, placement: Placement) -> None:
+        """`num_heads`: of queries and keys, which stand before the values."""
+        ones_H = torch.ones(head_dim, dtype=placement.dtype, device=placement.device)
+        self._num_heads = num_heads
+        self._apply: Callable[[Tensor], Tensor] = _TorchNorm(ones_H, eps, unit_offset=False)
+        if placement.use_kernels:
+            self._apply = partial(rms_norm, weight_D=ones_H, eps=eps)
+
+    def __call__(self, qkv_TLH: Tensor) -> Tensor:
+        """Queries, keys and values, [T, L, H]; the last are replaced."""
+        v_TKH = qkv_TLH[:, self._num_heads :]
+        v_TKH.copy_(self._apply(v_TKH))
+        return qkv_TLH
 
 
 class HeadLayerNorm:

@@ -27,6 +27,7 @@ class Heads:
 
     num_heads: int
     num_kv_heads: int
+    """0: the layer reads keys and values of another."""
     norm: HeadNorm | None
     spec: AttentionSpec
     interleaved: bool = False
@@ -113,7 +114,8 @@ class _TorchRotation:
         if heads.norm is not None:
             qk_TMH = heads.norm(qk_TMH)
         q_TNH, k_TKH = self._turn(qk_TMH, heads.interleaved).split_with_sizes((num_heads, num_kv_heads), 1)
-        step.write(heads.spec, k_TKH, v_TKH)
+        if num_kv_heads:
+            step.write(heads.spec, k_TKH, v_TKH)
         return q_TNH
 
     def prepare_latents(self, heads: LatentHeads, q_TNH: Tensor, kept_TW: Tensor, step: AttentionStep) -> Tensor:
@@ -179,7 +181,7 @@ class _KernelRotation:
             pages.kv_cache,
             pages.slot_mapping_T,
             q_norm_H=None if norm is None else norm.weights_H["q_norm"],
-            k_norm_H=None if norm is None else norm.weights_H["k_norm"],
+            k_norm_H=None if norm is None else norm.weights_H.get("k_norm", norm.weights_H["q_norm"]),
             eps=0.0 if norm is None else norm.eps,
             unit_offset=norm is not None and norm.unit_offset,
             interleaved=heads.interleaved,

@@ -71,7 +71,15 @@ _AROUND = NameLayout(
     (("model.", "language_model.model."), ("lm_head.", "language_model.lm_head.")),
     ("vision_tower.", "vision_model.", "multi_modal_projector."),
 )
-_WITHIN = NameLayout((("model.", "model.language_model."),), tuple(f"model.{foreign}" for foreign in _AROUND.foreign))
+_WITHIN = NameLayout(
+    (("model.", "model.language_model."),),
+    (
+        *(f"model.{foreign}" for foreign in _AROUND.foreign),
+        "model.embed_vision.",
+        "model.audio_tower.",
+        "model.embed_audio.",
+    ),
+)
 
 
 def layout_of(stored: Collection[str], ours: Collection[str]) -> NameLayout:

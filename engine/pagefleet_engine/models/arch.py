@@ -58,6 +58,25 @@ class LatentArch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AltUpArch:
+    """Several versions of the residual stream (AltUp, arXiv 2301.13310), and what else Gemma 3n has in its layers."""
+
+    num_inputs: int
+    """Versions of the stream."""
+    active: int
+    """The one that layers compute with."""
+    correct_scale: bool
+    """Whether it is scaled before it meets a layer's own input."""
+    laurel_rank: int
+    """Of the low-rank map beside attention."""
+    per_layer_vocab_size: int
+    per_layer_size: int
+    """Width of what each layer gets of the tokens themselves."""
+    sparsity: tuple[float, ...]
+    """Per layer: share of the MLP's gate that is cut off; 0: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelArch:
     """What a configuration says, with every default and every old spelling settled."""
 
@@ -90,6 +109,9 @@ class ModelArch:
     """Per layer: how many tokens each token sees at most, itself included; None for all."""
     chunked: bool = False
     """Windows do not slide but are chunks: a token sees what is of its own chunk of so many tokens."""
+    num_kv_shared_layers: int = 0
+    """The last layers, that keep nothing of a token: each reads what the last layer before them keeps that has its kind
+    of window and rotation."""
     tie_word_embeddings: bool
     attention_bias: bool
     mlp_bias: bool
@@ -105,6 +127,8 @@ class ModelArch:
     """None: keys and values are kept as they are."""
     experts: ExpertsArch | None = None
     """None: every layer has an MLP."""
+    altup: AltUpArch | None = None
+    """None: the residual stream is one."""
     layer_norms: LayerNorms = "before"
     """Where layers normalise, in families that leave it to the configuration."""
     clip_qkv: float | None = None
@@ -137,6 +161,11 @@ class ModelArch:
     def kv(self) -> KVSpec:
         """What each layer keeps of a token; in a rank's part of the model, what the rank does."""
         return self.latent.spec if self.latent is not None else KVSpec.pairs(self.num_kv_heads, self.head_dim)
+
+    @property
+    def kept_windows(self) -> tuple[int | None, ...]:
+        """Windows of the layers that keep something."""
+        return self.windows[: self.num_layers - self.num_kv_shared_layers]
 
     @property
     def rope_head_dim(self) -> int:

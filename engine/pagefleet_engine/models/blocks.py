@@ -153,12 +153,24 @@ class Attention:
         return self._o_proj.add_to(residual_TD, self._attend(x_TD, rotation, step))
 
     def _attend(self, x_TD: Activations, rotation: Rotation, step: AttentionStep) -> Activations:
-        q_TNH = rotation.prepare(self._heads, self._project(x_TD).view(self._shape), step)
-        rounding = self._o_proj.rounding
-        if rounding is None or not isinstance(step, RoundingStep):
-            return step.attend(self._heads.spec, q_TNH).flatten(1)
-        out = step.attend_rounded(self._heads.spec, q_TNH, rounding)
-        return out if isinstance(out, Quantized) else out.flatten(1)
+        return attend(self._heads, self._project(x_TD).view(self._shape), rotation, step, self._o_proj.rounding)
+
+    @property
+    def spec(self) -> AttentionSpec:
+        """How it attends; final once all weights have arrived."""
+        return self._heads.spec
+
+
+def attend(
+    heads: Heads, qkv_TLH: Tensor, rotation: Rotation, step: AttentionStep, rounding: QuantizeSpec | None
+) -> Activations:
+    """From projected heads to [T, N * H], rounded as asked for where that costs nothing; `qkv` must not be read
+    afterwards."""
+    q_TNH = rotation.prepare(heads, qkv_TLH, step)
+    if rounding is None or not isinstance(step, RoundingStep):
+        return step.attend(heads.spec, q_TNH).flatten(1)
+    out = step.attend_rounded(heads.spec, q_TNH, rounding)
+    return out if isinstance(out, Quantized) else out.flatten(1)
 
 
 def _fill(target: Tensor, value: Tensor) -> None:

@@ -106,6 +106,7 @@ def read_shared(
         layer_ropes=(0,) * shape.num_layers,
         windows=shape.windows,
         chunked=shape.chunked,
+        num_kv_shared_layers=shape.num_kv_shared_layers,
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
         attention_bias=fields.flag("attention_bias", False),
         mlp_bias=fields.flag("mlp_bias", False),

@@ -45,7 +45,7 @@ class DecoderModel:
         self._tokens = token_ranks(placement)
         self._start: _Start | None = None
         self._embed_tokens: Embedding | None = None
-        self._end: _End | None = None
+        self._end: DecoderEnd | None = None
         is_first, is_last = layers.start == 0, layers.stop == arch.num_layers
         if is_first or (is_last and arch.tie_word_embeddings):
             width = arch.embedding_size or arch.hidden_size
@@ -53,7 +53,7 @@ class DecoderModel:
             if is_first:
                 self._start = _Start(self._embed_tokens, arch, traits, placement)
         if is_last:
-            self._end = _End(arch, traits, placement, self._embed_tokens if arch.tie_word_embeddings else None)
+            self._end = DecoderEnd(arch, traits, placement, self._embed_tokens if arch.tie_word_embeddings else None)
 
     @property
     def divided_head(self) -> LMHead | None:
@@ -155,7 +155,7 @@ class _Start:
         return hidden_UD if self._norm is None else self._norm(hidden_UD)
 
 
-class _End:
+class DecoderEnd:
     """What the last stage has behind its layers."""
 
     def __init__(self, arch: ModelArch, traits: Traits, placement: Placement, tied_to: Embedding | None) -> None:

@@ -33,14 +33,13 @@ def read(shape: ModelShape) -> ModelArch:
     fields = shape.fields
     fields.must_be_unset("use_bidirectional_attention")
     fields.must_be_unset("attn_logit_softcapping")
-    ends = (*shape.outer.token_ids("eos_token_id"), *fields.token_ids("eos_token_id"))
     return replace(
-        read_shared(shape, activation_field="hidden_activation", ropes=_ropes(shape)),
+        read_shared(shape, activation_field="hidden_activation", ropes=ropes_by_kind(shape)),
         query_scale=fields.number("query_pre_attn_scalar") ** -0.5,
         final_softcap=fields.optional_number("final_logit_softcapping"),
         layer_ropes=tuple(0 if window is None else 1 for window in shape.windows),
         mlp_bias=False,
-        eos_token_ids=tuple(dict.fromkeys(ends)),
+        eos_token_ids=ends_of_text(shape),
     )
 
 
@@ -59,7 +58,13 @@ def build(arch: ModelArch, placement: Placement) -> DecoderModel:
     return DecoderModel(arch, traits, placement)
 
 
-def _ropes(shape: ModelShape) -> tuple[RopeParameters, ...]:
+def ends_of_text(shape: ModelShape) -> tuple[int, ...]:
+    """As the whole configuration names them and its part about text."""
+    ends = (*shape.outer.token_ids("eos_token_id"), *shape.fields.token_ids("eos_token_id"))
+    return tuple(dict.fromkeys(ends))
+
+
+def ropes_by_kind(shape: ModelShape) -> tuple[RopeParameters, ...]:
     """Of the layers that see the whole context, and of those with a window.
 
     Both in `rope_parameters`, or as in older files: `rope_theta` and `rope_scaling` for the former,

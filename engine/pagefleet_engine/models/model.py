@@ -28,6 +28,8 @@ MODEL_MODULES = {
     "gemma2": "pagefleet_engine.models.gemma2",
     "gemma3": "pagefleet_engine.models.gemma3",
     "gemma3_text": "pagefleet_engine.models.gemma3",
+    "gemma3n": "pagefleet_engine.models.gemma3n",
+    "gemma3n_text": "pagefleet_engine.models.gemma3n",
     "glm4_moe": "pagefleet_engine.models.glm4_moe",
     "gpt2": "pagefleet_engine.models.gpt2",
     "gpt_oss": "pagefleet_engine.models.gpt_oss",

@@ -51,7 +51,10 @@ def compile_model(model: Model, folder: Path, dtype: torch.dtype, device: torch.
         raise ConfigError(
             "the model's experts are chosen as it runs, which torch.compile cannot trace: leave --compile out"
         )
-    assert isinstance(model, DecoderModel), "every family that is built has this frame"
+    if not isinstance(model, DecoderModel):
+        raise ConfigError(
+            f"the layers of {model.arch.model_type} are not traced for torch.compile here: leave --compile out"
+        )
     own = folder / fingerprint(model.arch, dtype, device)
     try:
         # What torch keeps here is code that the next start runs: nobody else may write it.

@@ -82,7 +82,7 @@ class Worker:
         """What the model is served for, whatever the KV pool holds."""
         self._arch = arch
         self._device = resolve_device(config.model.device)
-        self.kv_groups = group_layers(arch.windows, chunked=arch.chunked)
+        self.kv_groups = group_layers(arch.kept_windows, chunked=arch.chunked)
         """Which layers of the model share a block table."""
         self._layers = config.parallel.stage_layers(arch.num_layers)[self._part.stage]
         self.max_in_flight = _max_in_flight(config, self._device)

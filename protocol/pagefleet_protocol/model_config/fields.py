@@ -102,6 +102,22 @@ class ConfigFields:
             raise self._wrong(name, f"a list of {length} positive numbers")
         return tuple(float(value) for value in values)
 
+    def fractions(self, name: str, length: int) -> tuple[float, ...]:
+        """A list of so many numbers from 0 to under 1."""
+        values = self._values.get(name)
+        if not isinstance(values, list) or len(values) != length or not all(_is_fraction(value) for value in values):
+            raise self._wrong(name, f"a list of {length} numbers from 0 to under 1")
+        return tuple(float(value) for value in values)
+
+    def one_count(self, name: str, length: int) -> int:
+        """A positive integer, or a list of so many that are equal."""
+        value = self._get(name, None)
+        if isinstance(value, list) and len(value) == length and value == value[:1] * length:
+            return ConfigFields({name: value[0]}, self.source).count(name)
+        if isinstance(value, list):
+            raise self._wrong(name, f"one positive integer, or {length} times the same")
+        return self.count(name)
+
     def flag(self, name: str, default: bool) -> bool:
         """true or false."""
         value = self._get(name, default)
@@ -180,6 +196,10 @@ class ConfigFields:
     def _wrong(self, name: str, expected: str) -> ModelConfigError:
         said = f"is {reprlib.repr(self._values[name])}" if name in self._values else "is missing"
         return ModelConfigError(f"{self.source}: {name} {said}; it must be {expected}: repair the file")
+
+
+def _is_fraction(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
 
 
 def _is_positive(value: Any) -> bool:

@@ -43,6 +43,8 @@ class ModelShape:
     windows: Windows
     chunked: bool
     """Windows do not slide but are chunks: a token sees what is of its own chunk of so many tokens."""
+    num_kv_shared_layers: int
+    """The last layers, that keep nothing of a token: they read what an earlier layer of their kind keeps."""
     context_length: int
     """Most positions the model was made for, rope scaling included."""
     default_length: int
@@ -69,12 +71,13 @@ def read_shape(config: Mapping[str, Any], source: str) -> ModelShape:
         raise ModelConfigError(f"{source}: model_type is {said}; pagefleet runs {', '.join(_FAMILIES)}")
     _check_head(outer)
     fields = outer
-    if model_type in ("gemma3", "llama4"):  # of text and images; the text model is served
+    if model_type in ("gemma3", "gemma3n", "llama4"):  # of text and images; the text model is served
         fields = outer.section("text_config", ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config"))
     fields = fields.spelled(family.spellings).with_defaults(family.defaults)
     hidden_size, num_heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     head_dim, kv = family.heads(fields, hidden_size, num_heads)
     num_layers = fields.count("num_hidden_layers", high=_MAX_LAYERS)
+    windows = family.windows(fields, num_layers)
     context_length, default_length = family.lengths(fields)
     return ModelShape(
         model_type=model_type,
@@ -84,8 +87,9 @@ def read_shape(config: Mapping[str, Any], source: str) -> ModelShape:
         num_kv_heads=kv.heads,
         head_dim=head_dim,
         kv=kv,
-        windows=family.windows(fields, num_layers),
+        windows=windows,
         chunked=family.chunked,
+        num_kv_shared_layers=_kv_shared_layers(fields, windows) if family.shares_kv else 0,
         context_length=context_length,
         default_length=default_length,
         dtype=fields.text("dtype", fields.text("torch_dtype", "float32")).removeprefix("torch."),
@@ -218,6 +222,18 @@ def _named_windows(
     return tuple(window if each else None for each in is_local)
 
 
+def _kv_shared_layers(fields: ConfigFields, windows: Windows) -> int:
+    """How many of the last layers read what others keep; each kind of them needs one that keeps it."""
+    number = fields.count("num_kv_shared_layers", low=0)
+    kept = windows[: max(0, len(windows) - number)]
+    if not set(windows) <= set(kept):
+        raise ModelConfigError(
+            f"{fields.source}: num_kv_shared_layers is {number}, and the {len(windows)} layers then lack one before "
+            "these of each kind in layer_types: repair the file"
+        )
+    return number
+
+
 def _rope_lengths(fields: ConfigFields) -> tuple[int, int]:
     """The longest sequence with the rotation stretched, and the longest that costs shorter ones no quality."""
     given = fields.count("max_position_embeddings")
@@ -289,6 +305,8 @@ class _Family:
     """Names of its fields, and what others call the same."""
     chunked: bool = False
     """Its windows are chunks."""
+    shares_kv: bool = False
+    """Its last layers may read what earlier ones keep."""
 
 
 _FAMILIES: Mapping[str, _Family] = {
@@ -307,6 +325,8 @@ _FAMILIES: Mapping[str, _Family] = {
     "gemma2": _Family(_gemma2_windows, defaults=defaults.GEMMA2),
     "gemma3": _Family(_gemma3_windows, _given_lengths, defaults=defaults.GEMMA3),
     "gemma3_text": _Family(_gemma3_windows, _given_lengths, defaults=defaults.GEMMA3),
+    "gemma3n": _Family(_gemma3_windows, _given_lengths, defaults=defaults.GEMMA3N, shares_kv=True),
+    "gemma3n_text": _Family(_gemma3_windows, _given_lengths, defaults=defaults.GEMMA3N, shares_kv=True),
     "glm4_moe": _Family(defaults=defaults.GLM4_MOE),
     "gpt2": _Family(
         lengths=_given_lengths,

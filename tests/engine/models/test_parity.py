@@ -75,6 +75,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2 layer types": ("gemma2", {"layer_types": ["full_attention", "full_attention", "sliding_attention"]}),
     "gemma3": ("gemma3_text", {}),
     "gemma3 final cap": ("gemma3_text", {"final_logit_softcapping": 5.0, "tie_word_embeddings": True}),
+    "gemma3n_text": ("gemma3n_text", {}),
+    "gemma3n_text all keep": ("gemma3n_text", {"num_kv_shared_layers": 0, "attention_bias": True}),
+    "gemma3n_text other version": (
+        "gemma3n_text",
+        {"altup_active_idx": 1, "altup_correct_scale": False, "tie_word_embeddings": True},
+    ),
     "olmo2": ("olmo2", {}),
     "olmo2 biases": ("olmo2", {"attention_bias": True, "tie_word_embeddings": True}),
     "phi3": ("phi3", {}),
