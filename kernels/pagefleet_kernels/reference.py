@@ -83,8 +83,9 @@ def apply_rope(
 
 
 def _rotate_heads(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    rotary_dim = 2 * cos.shape[-1]
-    axis, shape = (-1, (-1, 2)) if interleaved else (-2, (2, -1))
+    half = cos.shape[-1]
+    rotary_dim = 2 * half
+    axis, shape = (-1, (half, 2)) if interleaved else (-2, (2, half))
     first, second = x[..., :rotary_dim].float().reshape(*x.shape[:-1], *shape).unbind(axis)
     rotated = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=axis).flatten(-2)
     return torch.cat((rotated.to(x.dtype), x[..., rotary_dim:]), dim=-1)

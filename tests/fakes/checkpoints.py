@@ -149,7 +149,7 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "num_hidden_layers": 5,
         "sliding_window": 24,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "full", "sliding")],
         "head_dim": 32,
         "num_kv_shared_layers": 2,
         "activation_sparsity_pattern": [0.9, 0.0, 0.0, 0.0, 0.7],

@@ -135,6 +135,24 @@ def test_last_block_of_a_large_pool(tmp_path: Path, device: torch.device) -> Non
     assert torch.equal(cache[-1, :, 0, 0], qkv[1, 2:])
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_queries_alone_leave_the_pages_as_they_are(backend: Backend, device: torch.device, assert_close: Close) -> None:
+    """As of a layer that reads what another one keeps."""
+    torch.manual_seed(0)
+    layout = KVLayout(2, 1, 2, 8, 64)
+    pool, q = torch.randn(layout.shape, device=device), torch.randn(5, 3, 64, device=device)
+    before, norm_H = pool.clone(), torch.randn(64, device=device)
+    angles = torch.rand(32, 32, device=device) * 6
+    table, positions = torch.cat((angles.cos(), angles.sin()), 1), torch.tensor([3, 31, 0, 7, 7], device=device)
+    pages, slots = layout.layer_view(pool, 0), torch.tensor([9, 1, -1, 0, 15], device=device)
+    out = prepare_heads(
+        q, 3, 0, table, positions, pages, slots, q_norm_H=norm_H, k_norm_H=norm_H, eps=1e-6, backend=backend
+    )
+    normed = norm.rms_norm(q, norm_H, 1e-6, backend="torch")
+    assert_close(out, apply_rope(normed, normed[:, :0], table, positions)[0])
+    assert torch.equal(pool, before)
+
+
 def test_misfits_are_refused(device: torch.device) -> None:
     layout = KVLayout(2, 1, 1, 8, 32)
     cache = layout.layer_view(torch.zeros(layout.shape), 0)

@@ -102,9 +102,7 @@ class Versions:
         """[U, D]: the mean."""
         first_UD, *rest = stream_UAD.unbind(1)
         length_U1, layers = _length(first_UD), self._projections["altup_unembed_projections"]
-        others = [
-            _scaled(layer(x_UD.contiguous()), length_U1) for layer, x_UD in zip(layers, rest, strict=True)
-        ]
+        others = [_scaled(layer(x_UD.contiguous()), length_U1) for layer, x_UD in zip(layers, rest, strict=True)]
         return torch.stack((first_UD, *others)).mean(0)
 
 

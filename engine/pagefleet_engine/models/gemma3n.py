@@ -1,5 +1,5 @@
-"""Gemma 3n, its text model (Google, 2025): the residual stream in several versions (`altup`), inputs of each layer's own
-that are looked up by token, and last layers that read the keys and values of earlier ones.
+"""Gemma 3n, its text model (Google, 2025): the residual stream in several versions (`altup`), inputs of each layer's
+own that are looked up by token, and last layers that read the keys and values of earlier ones.
 
 A checkpoint of text, images and sound (`model_type` gemma3n) is served as a text model; other weights are not loaded.
 Shapes: T tokens of the step, U those that a rank has of the residual stream, A versions of it, D hidden size, L layers,
@@ -119,8 +119,8 @@ class Gemma3nModel:
 
     def excerpt(self) -> Self:
         """See Model."""
-        found = copy.copy(self)
-        found._layers = [self._layers[place] for place in where_kinds_meet([*map(self._kind, range(len(self._layers)))])]
+        found, kinds = copy.copy(self), [self._kind(place) for place in range(len(self._layers))]
+        found._layers = [self._layers[place] for place in where_kinds_meet(kinds)]
         return found
 
     def _kind(self, place: int) -> Hashable:
