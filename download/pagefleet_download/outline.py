@@ -45,7 +45,7 @@ async def outline(source: ModelSource, settings: DownloadSettings) -> ModelOutli
     index = await read_json(source, found[INDEX], _MAX_INDEX_BYTES, settings) if INDEX in names else None
     weights = [found[name] for name in choose_weights(names, index)]
     wanted = tuple(found[name] for name in companions(names)) + tuple(weights)
-    windows = [window for window in shape.windows if window is not None]
+    windows = [window for window in shape.kept_windows if window is not None]
     facts = ModelFacts(
         revision=listing.revision,
         weights_bytes=await _weights_bytes(source, weights, settings),
@@ -61,6 +61,7 @@ async def outline(source: ModelSource, settings: DownloadSettings) -> ModelOutli
         head_dim=shape.kv.dim,
         kv_vectors=shape.kv.vectors,
         max_position_embeddings=shape.context_length,
+        num_kv_shared_layers=shape.num_kv_shared_layers,
         default_length=0 if shape.default_length == shape.context_length else shape.default_length,
     )
     return ModelOutline(wanted, facts)

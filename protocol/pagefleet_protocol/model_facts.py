@@ -50,7 +50,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     """fp8 or int8 where matrices are stored so, else empty."""
     num_layers: int
     num_window_layers: int
-    """Layers whose tokens see only the last `window`."""
+    """Layers that keep something of the last `window` tokens only."""
     window: int
     """In tokens; 0 where no layer has one."""
     num_attention_heads: int
@@ -63,6 +63,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     """Longest sequence that is served unless asked otherwise, where more would cost quality; 0: the one above."""
     kv_vectors: int = 2
     """A key and a value, or 1: a latent that both are made from."""
+    num_kv_shared_layers: int = 0
+    """Layers that keep nothing of a token: they read what others keep."""
 
     @property
     def kv(self) -> KVSpec:

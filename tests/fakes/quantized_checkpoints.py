@@ -72,6 +72,12 @@ _MATRICES = tuple(
         "dense_4h_to_h",
         "c_attn",
         "c_fc",
+        "linear_left",
+        "linear_right",
+        "per_layer_input_gate",
+        "_projection",
+        "projections.0",
+        "projections.1",
     )
 )
 """Ends of the names of what is quantized."""

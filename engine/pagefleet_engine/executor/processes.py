@@ -437,11 +437,6 @@ def _check(config: EngineConfig, device: torch.device, arch: ModelArch) -> None:
     if not hasattr(os, "eventfd"):
         raise ConfigError(f"{config.parallel.describe()}, and ranks need Linux: leave it out")
     config.parallel.stage_layers(arch.num_layers)
-    if config.parallel.pipeline_parallel_size > 1 and arch.altup is not None:
-        raise ConfigError(
-            f"pipeline_parallel_size is {config.parallel.pipeline_parallel_size}, and {arch.model_type} has layers that "
-            "read the K/V of others, and the tokens: give tensor_parallel_size instead"
-        )
     size, whole_experts = config.parallel.tensor_parallel_size, config.parallel.enable_expert_parallel
     for rank in range(size):
         arch.of_rank(rank, size, whole_experts=whole_experts)

@@ -77,7 +77,8 @@ class _Need:
         facts = self.facts
         windowed = facts.num_window_layers if facts.window else 0
         in_window = min(num_tokens, facts.window)
-        layers = (facts.num_layers - windowed) * num_tokens + windowed * in_window
+        whole = facts.num_layers - facts.num_kv_shared_layers - windowed
+        layers = whole * num_tokens + windowed * in_window
         return -(-self.token * layers // self.stages)
 
     def longest(self, room: int) -> int:

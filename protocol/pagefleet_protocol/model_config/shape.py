@@ -56,6 +56,11 @@ class ModelShape:
     outer: ConfigFields
     """The whole configuration: the same, or of a model of text and images."""
 
+    @property
+    def kept_windows(self) -> Windows:
+        """Windows of the layers that keep something."""
+        return self.windows[: self.num_layers - self.num_kv_shared_layers]
+
 
 def read_shape(config: Mapping[str, Any], source: str) -> ModelShape:
     """Read a configuration; `source` names it in errors.

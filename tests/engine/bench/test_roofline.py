@@ -48,6 +48,7 @@ def test_costs_of_published_shapes(
         ("falcon-7b", 6.92, 6.92),
         ("phi-2", 2.78, 2.78),
         ("gemma-7b", 8.54, 8.54),
+        ("gemma-3n-e4b", 6.83, 4.49),  # "8", images and sound included, and "4" without the embedding
         ("mixtral-8x7b", 46.7, 12.9),
         ("qwen1.5-moe-a2.7b", 14.3, 2.7),
         ("qwen3-30b-a3b", 30.5, 3.3),

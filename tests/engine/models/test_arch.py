@@ -245,6 +245,7 @@ def read(**config: Any) -> ModelArch:
         ("gemma", "GemmaConfig"),
         ("gemma2", "Gemma2Config"),
         ("gemma3_text", "Gemma3TextConfig"),
+        ("gemma3n_text", "Gemma3nTextConfig"),
         ("gpt2", "GPT2Config"),
         ("gpt_oss", "GptOssConfig"),
         ("granite", "GraniteConfig"),
@@ -296,6 +297,40 @@ def test_gemma3_rotates_its_two_kinds_of_layers_differently(spelling: dict[str, 
     assert found.windows == (512, 512, 512, 512, 512, None, 512)
     # Its 131,072 positions are after the stretching.
     assert (found.context_length, found.default_length) == (131_072, 131_072)
+
+
+def test_gemma3n_is_read_as_published() -> None:
+    """E4B: of text, images and sound, with a width for each layer."""
+    text = {"model_type": "gemma3n_text", "intermediate_size": [16_384] * 35, "eos_token_id": [1, 106]}
+    found = read(model_type="gemma3n", text_config=text, eos_token_id=1, vision_config={}, audio_config={})
+    assert (found.intermediate_size, found.query_scale, found.final_softcap) == (16_384, 1.0, 30.0)
+    assert found.kept_windows == ((512,) * 4 + (None,)) * 4
+    assert found.layer_ropes[:5] == (1, 1, 1, 1, 0)
+    assert [rope.theta for rope in found.ropes] == [1e6, 1e4]
+    assert found.altup is not None
+    assert found.altup.sparsity == (0.95,) * 10 + (0.0,) * 25
+    assert found.eos_token_ids == (1, 106)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"intermediate_size": [64, 64, 128, 64]},
+            r"intermediate_size is \[64, 64, 128, 64\]; it must be one positive integer, or 4 times the same",
+        ),
+        ({"activation_sparsity_pattern": [0.95]}, "must be a list of 4 numbers from 0 to under 1"),
+        ({"activation_sparsity_pattern": [1.0] * 4}, "must be a list of 4 numbers from 0 to under 1"),
+        ({"altup_active_idx": 4}, "altup_active_idx is 4; it must be an integer from 0 to 3"),
+        ({"num_kv_shared_layers": 3}, "num_kv_shared_layers is 3, and the 4 layers then lack one before these of each"),
+        ({"num_kv_shared_layers": 4}, "num_kv_shared_layers is 4"),
+    ],
+)
+def test_gemma3n_with_fields_that_do_not_fit(changes: dict[str, Any], said: str) -> None:
+    kinds = ["sliding_attention", "full_attention"] * 2
+    config = {"model_type": "gemma3n_text", "num_hidden_layers": 4, "layer_types": kinds, "num_kv_shared_layers": 2}
+    with pytest.raises(ModelLoadError, match=said):
+        read(**(config | changes))
 
 
 def test_gemma3_reads_the_pattern_of_its_layers() -> None:

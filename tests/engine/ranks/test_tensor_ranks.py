@@ -138,7 +138,7 @@ def test_quantized_forms_with_tokens_of_its_own_on_each_rank(form: str, make_che
     assert mostly_near(compare(folder, 2, sequence_parallel=True))
 
 
-@pytest.mark.parametrize("family", ["llama", "phi3", "bloom"])
+@pytest.mark.parametrize("family", ["llama", "phi3", "bloom", "gemma3n_text"])
 @pytest.mark.parametrize("form", RECIPES)
 def test_every_quantized_form_over_ranks(form: str, family: str, make_checkpoint: Make, tmp_path: Path) -> None:
     folder = quantize_checkpoint(make_checkpoint(family), tmp_path / "quantized", RECIPES[form])
@@ -158,7 +158,7 @@ def test_quantized_on_load_over_ranks(family: str, make_checkpoint: Make) -> Non
 @pytest.mark.parametrize(
     ("family", "way"),
     [
-        *itertools.product(["llama", "gemma3_text", "olmo2"], ["", "sequence_parallel"]),
+        *itertools.product(["llama", "gemma3_text", "gemma3n_text", "olmo2"], ["", "sequence_parallel"]),
         *itertools.product(["qwen2_moe", "glm4_moe"], ["", "expert_parallel"]),
     ],
 )
@@ -173,8 +173,8 @@ def test_the_path_of_a_gpu_over_ranks(
 
     @torch.inference_mode()
     def prefill(ranks: RankGroup) -> Tensor:
-        model, tokens = load(folder, ranks, kernels=True, **ways), torch.arange(40)
-        return model.logits(model.forward(tokens, tokens, paged_step(model.arch, len(tokens))))
+        model, positions = load(folder, ranks, kernels=True, **ways), torch.arange(40)
+        return model.logits(model.forward(positions + 80, positions, paged_step(model.arch, len(positions))))
 
     assert mostly_near((on_ranks(2, prefill)[1] - prefill(Alone())).abs().amax(-1))
 

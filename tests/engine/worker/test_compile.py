@@ -205,6 +205,12 @@ def test_compiled_code_is_another_for_another_shape_or_type() -> None:
     assert fingerprint(llama_arch(), torch.float32, CPU) in names
 
 
+def test_layers_of_another_frame_are_refused(tmp_path: Path) -> None:
+    model = make("gemma3n_text", sliding_window=8, num_kv_shared_layers=0)
+    with pytest.raises(ConfigError, match=r"the layers of gemma3n_text are not traced .* leave --compile out"):
+        compile_model(model, tmp_path, torch.float32, CPU)
+
+
 def test_a_traceable_layer_is_made_of_plain_matrices() -> None:
     from pagefleet_engine.layers.linear import Linear
     from pagefleet_engine.layers.linear_kernel import PlainLinear

@@ -115,6 +115,13 @@ def test_window_layers_hold_their_window_only() -> None:
     assert found.memory.kv == round((131072 + 31 * 4096) * 2 * 8 * 128 * 2 / GIB, 2)
 
 
+def test_layers_that_read_what_others_keep_hold_nothing() -> None:
+    shared = msgspec.structs.replace(FACTS, num_kv_shared_layers=12, num_window_layers=16, window=512)
+    found = fit(facts=shared, engine={"maxModelLen": 65536})
+    assert found.memory is not None
+    assert found.memory.kv == round((4 * 65536 + 16 * 512) * 2 * 8 * 128 * 2 / GIB, 2)
+
+
 def test_no_length_is_recommended_that_cannot_be_set() -> None:
     refusal = fit(facts=msgspec.structs.replace(FACTS, weights_bytes=300 * GIB)).refusal
     assert refusal is not None

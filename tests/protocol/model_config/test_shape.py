@@ -88,7 +88,9 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
     if kind.startswith("llama4"):
         # With norms of rotated heads a rotation may not stretch them; local layers have another name.
         config |= {"use_qk_norm": False, "layer_types": None, "attention_chunk_size": 64}
-    if kind in ("gemma3", "llama4"):
+    if kind.startswith("gemma3n"):
+        config["num_kv_shared_layers"] = 0
+    if kind in ("gemma3", "gemma3n", "llama4"):
         outside = {name: config.pop(name) for name in ("dtype", "torch_dtype") if name in config}
         return {"model_type": kind, "text_config": config | {"model_type": f"{kind}_text"}} | outside
     return config
