@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import pytest
 import torch
+from pagefleet_engine import LLM, SamplingParams
 from pagefleet_engine.config import CacheConfig, EngineConfig, ModelConfig
 from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.errors import ModelLoadError
@@ -115,7 +115,18 @@ def test_a_layer_reads_the_last_one_of_its_kind(make_checkpoint: Make) -> None:
     assert seen == [*own, ("attend", 1), ("attend", 2)]
 
 
-def test_the_standard_library_has_the_quantile_of_torch() -> None:
-    for share in (0.1, 0.5, 0.95):
-        ours = NormalDist().inv_cdf(share)
-        assert ours == pytest.approx(torch.distributions.Normal(0, 1).icdf(torch.tensor(share)).item(), abs=1e-6)
+def generate(folder: Path, **settings: Any) -> tuple[list[int], int]:
+    """The tokens, and how many of the prompt's were not computed."""
+    fixed: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "num_kv_blocks": 64, "num_threads": 1}
+    with LLM(str(folder), skip_tokenizer_init=True, **fixed, **settings) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+        (result,) = llm.generate([{"prompt_token_ids": list(range(3, 103))}], params, use_tqdm=False)
+    return [*result.outputs[0].token_ids], result.num_cached_tokens or 0
+
+
+def test_what_is_kept_is_all_that_another_engine_needs(make_checkpoint: Make, tmp_path: Path) -> None:
+    """Also one of two ranks, which have a head each."""
+    folder, kept = make_checkpoint(FAMILY), {"kv_connector": "file", "kv_offload_dir": str(tmp_path)}
+    alone = generate(folder)
+    assert generate(folder, **kept) == alone
+    assert generate(folder, **kept, tensor_parallel_size=2) == (alone[0], 96)

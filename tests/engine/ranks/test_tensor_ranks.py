@@ -174,7 +174,8 @@ def test_the_path_of_a_gpu_over_ranks(
     @torch.inference_mode()
     def prefill(ranks: RankGroup) -> Tensor:
         model, positions = load(folder, ranks, kernels=True, **ways), torch.arange(40)
-        return model.logits(model.forward(positions + 80, positions, paged_step(model.arch, len(positions))))
+        tokens = positions + (80 if family == "gemma3n_text" else 0)  # no rounding turns before their last
+        return model.logits(model.forward(tokens, positions, paged_step(model.arch, len(tokens))))
 
     assert mostly_near((on_ranks(2, prefill)[1] - prefill(Alone())).abs().amax(-1))
 
