@@ -253,6 +253,7 @@ def compile_elementwise(dtype: torch.dtype) -> None:
             table = torch.zeros(64, rotary_dim)
             heads.prepare_heads(q, 8, 4, table, slots, cache, slots, q_norm_H=norm_H, k_norm_H=norm_H, backend="triton")
         heads.prepare_heads(q, 8, 4, table, slots, cache, slots, interleaved=True, backend="triton")
+        heads.prepare_heads(q, 16, 0, table, slots, cache, slots, backend="triton")
 
 
 def compile_quantized() -> None:

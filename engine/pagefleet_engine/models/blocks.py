@@ -198,6 +198,13 @@ class FeedForward(Protocol):
         ...
 
 
+def mlp_width(arch: ModelArch, first: Placement, num_parts: int, down: Placement) -> Shard:
+    """This rank's part of an MLP's width: whole blocks of both its matrices, of which the first has so many parts."""
+    schemes = (first.scheme(num_parts), down.scheme(1))
+    unit = math.lcm(*(size for scheme in schemes if scheme is not None for size in scheme.block or ()))
+    return own_share(arch.intermediate_size, down.tensor, "an MLP", unit)
+
+
 class MLP:
     """Gated MLP; implements `FeedForward`."""
 
@@ -205,10 +212,7 @@ class MLP:
         """`leaves_parts`: a rank gives its own part of the sums, which others add up."""
         hidden, bias = arch.hidden_size, traits.mlp_bias
         gate_up, down = placement.within("gate_up_proj"), placement.within("down_proj")
-        # Ranks take whole blocks of both matrices.
-        schemes = (gate_up.scheme(1 if traits.merged_in_checkpoint else 2), down.scheme(1))
-        unit = math.lcm(*(size for scheme in schemes if scheme is not None for size in scheme.block or ()))
-        width = own_share(arch.intermediate_size, placement.tensor, "an MLP", unit)
+        width = mlp_width(arch, gate_up, 1 if traits.merged_in_checkpoint else 2, down)
         rows = (stacked((width, width)),) if traits.merged_in_checkpoint else (width, width)
         self._gate_up_proj = GatedLinear(hidden, rows, bias, gate_up, arch.activation)
         if leaves_parts:
@@ -241,9 +245,7 @@ class UngatedMLP:
     def __init__(self, arch: ModelArch, traits: Traits, placement: Placement) -> None:
         self._names = names = traits.names
         up, down = placement.within(names.up), placement.within(names.down)
-        # Ranks take whole blocks of both matrices.
-        unit = math.lcm(*(size for each in (up, down) if (scheme := each.scheme(1)) for size in scheme.block or ()))
-        width = own_share(arch.intermediate_size, placement.tensor, "an MLP", unit)
+        width = mlp_width(arch, up, 1, down)
         self._up_proj = ActivatedLinear(arch.hidden_size, (width,), traits.mlp_bias, up, arch.activation)
         self._down_proj = input_linear(width, arch.hidden_size, traits.mlp_bias, down)
 

@@ -20,12 +20,12 @@ from pagefleet_engine.layers.linear import ActivatedLinear, Linear, input_linear
 from pagefleet_engine.layers.linear_kernel import activate
 from pagefleet_engine.layers.norm import HeadNorm, RMSNorm, ValueNorm
 from pagefleet_engine.layers.rotary import Heads, Rotation
-from pagefleet_engine.layers.shard import own_heads, own_share
+from pagefleet_engine.layers.shard import own_heads
 from pagefleet_engine.layers.token_ranks import token_ranks
 from pagefleet_engine.layers.weight import HasWeights, Placement, Weight, prefixed
 from pagefleet_engine.models.altup import AltUp
 from pagefleet_engine.models.arch import AltUpArch, ModelArch
-from pagefleet_engine.models.blocks import MLP, Attention, Traits, attend
+from pagefleet_engine.models.blocks import MLP, Attention, Traits, attend, mlp_width
 
 _NORMS = (
     "input_layernorm",
@@ -76,13 +76,10 @@ class CutMLP:
     many as leave the wanted share of a normal distribution below; the rest is lowered by as much."""
 
     def __init__(self, arch: ModelArch, sparsity: float, placement: Placement) -> None:
-        hidden, ranks = arch.hidden_size, placement.tensor
+        hidden = arch.hidden_size
         gate_up, down = placement.within("gate_up_proj"), placement.within("down_proj")
-        # Ranks take whole blocks of both matrices.
-        schemes = (gate_up.scheme(2), down.scheme(1))
-        unit = math.lcm(*(size for scheme in schemes if scheme is not None for size in scheme.block or ()))
-        width = own_share(arch.intermediate_size, ranks, "an MLP", unit)
-        self._ranks, self._own, self._whole = ranks, width.size, width.whole
+        width = mlp_width(arch, gate_up, 2, down)
+        self._ranks, self._own, self._whole = placement.tensor, width.size, width.whole
         self._deviations = NormalDist().inv_cdf(sparsity)
         self._activation, self._use_kernels = arch.activation, placement.use_kernels
         self._gate_up_proj = Linear(hidden, (width, width), False, gate_up)
