@@ -41,7 +41,7 @@ def core_processes(
         return [CoreProcess(configs[0], command, named)]
     devices = rank_devices(config, visible_gpus())
     try:
-        together = make_together(len(configs))
+        together = make_together(config.parallel)
     except OSError as error:
         raise ConfigError(
             f"the data ranks' memory cannot be made ({error}): raise the limits of processes and open files"

@@ -164,8 +164,9 @@ class Scheduler:
             updates.append(update)
         return updates + self._held.settle(answers)
 
-    def schedule(self) -> StepPlan:
-        """Plan the next step; `num_tokens` is 0 when there is nothing to do, and such a plan needs no `update`.
+    def schedule(self, *, even_empty: bool = False) -> StepPlan:
+        """Plan the next step; `num_tokens` is 0 when there is nothing to do. Such a plan needs no `update`, unless it
+        is to be executed all the same (`even_empty`), as other copies of the model have tokens.
 
         With steps in flight an empty plan may mean that all depends on their results.
         """
@@ -173,7 +174,7 @@ class Scheduler:
         self._continue_running(draft)
         if not draft.preempted:
             self._admit_waiting(draft)
-        return self._close_step(draft)
+        return self._close_step(draft, even_empty)
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestUpdate]:
         """Take in what the oldest step in flight computed; returns what there is to tell, and ends what is done."""
@@ -241,7 +242,7 @@ class Scheduler:
             lookups=self._kv_cache.lookups,
             step_sizes=self._step_sizes,
             preemptions=self._num_preemptions,
-            steps=self._num_steps,
+            steps=sum(self._step_sizes.counts),
             nan_requests=self._num_nan_requests,
             form_requests=self._forms.num_requests,
             forced_tokens=self._num_forced_tokens,
@@ -344,12 +345,13 @@ class Scheduler:
             num_new = min(request.num_tokens - request.num_computed_tokens, most_new)
             draft.put(request, num_new, grant.blocks, request.num_tokens)
 
-    def _close_step(self, draft: StepDraft) -> StepPlan:
+    def _close_step(self, draft: StepDraft, even_empty: bool) -> StepPlan:
         num_tokens = draft.num_tokens
         removed: Sequence[str] = ()
-        if num_tokens > 0:
+        if num_tokens > 0 or even_empty:
             self._num_steps += 1
-            self._step_sizes.count(num_tokens)
+            if num_tokens:
+                self._step_sizes.count(num_tokens)
             self.in_flight.launch(self._num_steps, draft.requests)
             removed, self._removed = self._removed, []
         num_common_blocks = self._kv_cache.num_common_blocks() if self._style.cascade else 0

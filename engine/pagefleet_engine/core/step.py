@@ -117,7 +117,7 @@ class StepPlan:
     new: Sequence[NewRow]
     rows: ScheduledRows
     num_tokens: int
-    """Sum of num_new_tokens over rows; at least 1 for a plan that is executed."""
+    """Sum of num_new_tokens over rows; 0 in a plan that is executed: other copies of the model have some."""
     num_common_blocks: int = 0
     """Leading blocks that the full-attention tables of all rows have in common; counted only for cascade attention."""
     masked: Sequence[int] = ()

@@ -29,6 +29,7 @@ from pagefleet_engine.engine_core.waves import Waves
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.executor.executor import CacheFacts
 from pagefleet_engine.executor.in_process import InProcessExecutor
+from pagefleet_engine.executor.machines import ThisMachine
 from pagefleet_engine.executor.processes import ProcessExecutor
 from pagefleet_engine.grammars.compiler import GrammarCompiler, GrammarLimits
 from pagefleet_engine.grammars.vocabulary import VocabularyFiles
@@ -37,7 +38,10 @@ from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.nodes.leader import SeveralMachines
 from pagefleet_engine.nodes.ray_actors import RayMachines
-from pagefleet_engine.ranks.together import TogetherHandles
+from pagefleet_engine.ranks.communicators import Communicators
+from pagefleet_engine.ranks.copies import CopyGroups
+from pagefleet_engine.ranks.parallelism import WHOLE
+from pagefleet_engine.ranks.together import TogetherHandles, patience_s
 from pagefleet_engine.startup import StartupTimes
 from pagefleet_engine.text.model_files import has_tokenizer
 from pagefleet_engine.worker.logits_processors import load_processor_kinds
@@ -75,7 +79,9 @@ def build_core(
         config.parallel.check_experts(0 if arch.experts is None else arch.experts.routing.num_experts)
         processors = load_processor_kinds(config.execution.processor_names)
         group = data_group(config, arch, together, data_rank)
-    executor, waves = _load(_of_copy(config, data_rank), folder, arch, times, identity, group)
+    executor, waves = _load(
+        _of_copy(config, data_rank, together=group is not None), folder, arch, times, identity, group
+    )
     cache = executor.cache
     limits = ModelLimits(executor.max_model_len, arch.vocab_size, config.model.max_logprobs)
     kv_cache = _kv_cache(config, cache, cache_events)
@@ -118,10 +124,11 @@ def _kv_cache(config: EngineConfig, cache: CacheFacts, events: CacheEvents | Non
     )
 
 
-def _of_copy(config: EngineConfig, data_rank: int) -> EngineConfig:
-    """What the ranks of one of several copies are told, so that they can say of which they are."""
+def _of_copy(config: EngineConfig, data_rank: int, *, together: bool) -> EngineConfig:
+    """What the ranks of one of several copies are told, so that they can say of which they are; those that step
+    together know."""
     parallel = config.parallel
-    if parallel.is_alone or parallel.data_ranks == 1:
+    if parallel.is_alone or parallel.data_ranks == 1 or together:
         return config
     return replace(config, parallel=replace(parallel, data_parallel_rank=data_rank))
 
@@ -137,8 +144,7 @@ def _load(
     """Load the model, and join the data ranks that step together, if they do."""
     parallel = config.parallel
     if group is not None:
-        executor = InProcessExecutor(config, folder, arch, times, group.communicators)
-        return executor, group.waves(executor.compute_nothing)
+        return _load_copy(config, folder, arch, times, group), group.waves(parallel)
     if parallel.is_alone:
         return InProcessExecutor(config, folder, arch, times), None
     if parallel.distributed_executor_backend == "ray":
@@ -148,6 +154,20 @@ def _load(
         return ProcessExecutor(config, folder, arch, times), None
     several = partial(SeveralMachines, folder=folder, fleet_key_file=identity.fleet_key_file)
     return ProcessExecutor(config, folder, arch, times, machines=several), None
+
+
+def _load_copy(
+    config: EngineConfig, folder: Path, arch: ModelArch, times: StartupTimes, group: DataGroup
+) -> InProcessExecutor | ProcessExecutor:
+    """Load the model as one of several copies that step together."""
+    parallel = config.parallel
+    shares = [group.handles.of_rank(group.copy, rank) for rank in range(parallel.world_size)]
+    if not parallel.is_alone:
+        return ProcessExecutor(config, folder, arch, times, machines=partial(ThisMachine, shares=shares))
+    copies = CopyGroups(shares[0], WHOLE)
+    executor = InProcessExecutor(config, folder, arch, times, Communicators(data=copies.data))
+    copies.end_loading(patience_s(parallel))
+    return executor
 
 
 def _grammars(config: EngineConfig, folder: Path, arch: ModelArch) -> GrammarCompiler | None:

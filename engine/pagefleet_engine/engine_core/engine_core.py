@@ -163,15 +163,15 @@ class EngineCore:
             if not steps.takes_another:
                 break
             outputs += self.settle()
-            plan = self._scheduler.schedule()
-            if plan.num_tokens == 0:
-                self._step_empty()
+            is_due = self._waits_for_others
+            plan = self._scheduler.schedule(even_empty=is_due)
+            if plan.num_tokens == 0 and not is_due:
                 break
             if self._waves is not None:
                 self._waves.begin()
             self._launch(plan)
             if self._waves is not None:
-                self._waves.stepped(has_work=True)
+                self._waves.stepped(has_work=not self._scheduler.only_parked)
         self._stalled = not steps and not self._waits_for_others
         return outputs + self._take()
 
@@ -196,13 +196,6 @@ class EngineCore:
         if steps and not steps.is_sampled:
             self._begin_masks(steps.due)
         return outputs
-
-    def _step_empty(self) -> None:
-        """Take part in what other ranks compute, where nothing of this one is under way."""
-        waves = self._waves
-        if waves is not None and not self._steps and waves.is_due:
-            waves.step_empty()
-            waves.stepped(has_work=not self._scheduler.only_parked)
 
     def _launch(self, plan: StepPlan) -> None:
         """Launch a step, and begin to fill its masks where all tokens before it are known.

@@ -50,7 +50,7 @@ class StepQueue:
 
     Args:
         executor: of the steps.
-        fails_alone: whether a launch that fails keeps nobody waiting but its own requests; else it is the engine's end.
+        fails_alone: whether a step that fails keeps nobody waiting but its own requests; else it is the engine's end.
 
     Attributes:
         num_out_of_memory: steps that ran out of memory, in all.
@@ -87,8 +87,7 @@ class StepQueue:
         try:
             pending = self._executor.launch(plan)
         except Exception as error:  # whatever a device may raise, the other requests must go on
-            if not self._fails_alone:
-                raise EngineDead(f"a step failed that others compute too: {type(error).__name__}: {error}") from error
+            self._check_alone(error)
             pending = _Failed(error)
         self._steps.append(_Launched(plan, pending, self._in_doubt, not plan.masked))
 
@@ -139,11 +138,13 @@ class StepQueue:
         try:
             result = step.pending.result()
         except StepOutOfMemory as error:
+            self._check_alone(error)
             self._note_out_of_memory(step.plan, len(step.plan.rows), error)
             return step.plan, _all_failed(step.plan, FailureKind.OUT_OF_MEMORY)
         except EngineDead:
             raise
         except Exception as error:  # as above
+            self._check_alone(error)
             _log.exception("step %d failed with %d requests", step.plan.step_id, len(step.plan.rows))
             clear_frames(error.__traceback__)  # they hold the step's tensors, and the error, which holds them
             if self._in_doubt and step.in_doubt:
@@ -152,6 +153,11 @@ class StepQueue:
             return step.plan, _all_failed(step.plan, FailureKind.STEP_FAILED)
         self._in_doubt = False
         return step.plan, result
+
+    def _check_alone(self, error: Exception) -> None:
+        """Raises EngineDead where others wait for the step that failed."""
+        if not self._fails_alone and not isinstance(error, EngineDead):
+            raise EngineDead(f"a step failed that others compute too: {type(error).__name__}: {error}") from error
 
     def _note_out_of_memory(self, plan: StepPlan, num_requests: int, error: StepOutOfMemory) -> None:
         self.num_out_of_memory += 1

@@ -1,9 +1,12 @@
-"""When data ranks step that must step together: a model's layers exchange something among them, as experts do.
+"""When copies of a model step that must step together: its layers exchange something among them, as experts do.
 
 All take part in each step while any has work; one that has none computes a step without tokens. A wave begins for all
 when one calls for it; every sixteenth step of it they agree whether any has work left, and where none has, it ends for
 all after the same step. A call for the next wave needs no agreement: whoever calls has seen the last one end, so the
 others have, or will at the same step.
+
+Steps are counted as they are launched. Those on their way still end: the oldest that has not ended is one that every
+copy has launched, or will, as none of its own is before it.
 """
 
 from __future__ import annotations
@@ -38,19 +41,15 @@ class Waves:
     Args:
         calls: to and from the other ranks.
         any_has_work: agrees with all ranks whether any has work, given whether this one has.
-        compute_nothing: computes a step without tokens.
 
     Attributes:
         running: whether a wave is on.
-        num_empty: steps without tokens, in all.
     """
 
-    def __init__(self, calls: Calls, any_has_work: Callable[[bool], bool], compute_nothing: Callable[[], None]) -> None:
+    def __init__(self, calls: Calls, any_has_work: Callable[[bool], bool]) -> None:
         self.running = False
-        self.num_empty = 0
         self._calls = calls
         self._any_has_work = any_has_work
-        self._compute_nothing = compute_nothing
         self._num_ended = 0
         self._steps = 0
         """Of the wave that runs."""
@@ -66,24 +65,15 @@ class Waves:
         return self.running or self._calls.newest() > self._num_ended
 
     def begin(self) -> None:
-        """This rank has a step to compute: where no wave is on, one begins for all."""
+        """This rank launches a step: where no wave is on, one begins for all."""
         if not self.running:
-            self._calls.call(self._num_ended + 1)
-            self._start()
-
-    def step_empty(self) -> None:
-        """Take part in a step that is due, without tokens."""
-        if not self.running:
-            self._start()
-        self._compute_nothing()
-        self.num_empty += 1
+            if not self.is_due:
+                self._calls.call(self._num_ended + 1)
+            self.running, self._steps = True, 0
 
     def stepped(self, has_work: bool) -> None:
-        """Count a step, after which this rank has work or none."""
+        """Count a step that was launched, after which this rank has work or none."""
         self._steps += 1
         if self._steps % AGREE_EVERY == 0 and not self._any_has_work(has_work):
             self.running = False
             self._num_ended += 1
-
-    def _start(self) -> None:
-        self.running, self._steps = True, 0

@@ -82,11 +82,6 @@ class InProcessExecutor:
         """See Executor."""
         return None
 
-    def compute_nothing(self) -> None:
-        """Take part in a step without tokens, as one of the data ranks that step together."""
-        assert self._worker is not None, "a step after shutdown"
-        self._worker.compute_nothing()
-
     @property
     def bells(self) -> Sequence[int]:
         """See Executor: whoever asks is this process itself."""

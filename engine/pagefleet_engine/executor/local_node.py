@@ -25,6 +25,7 @@ from pagefleet_engine.executor.ring import Buffer, RingWriter
 from pagefleet_engine.executor.vital_signs import RankProgress, Signs, VitalSigns
 from pagefleet_engine.ranks.network import interface_of
 from pagefleet_engine.ranks.rendezvous import MAX_BYTES, Rendezvous
+from pagefleet_engine.ranks.together import CopyShares
 
 
 class LocalNode:
@@ -36,13 +37,20 @@ class LocalNode:
         device: that they compute on.
         rendezvous: answers what they ask.
         address: of this machine, where there are others.
+        shares: of each rank, where there are other copies that step together.
 
     Raises:
         ConfigError: the system gives no memory, or no more descriptors.
     """
 
     def __init__(
-        self, ranks: range, config: EngineConfig, device: torch.device, rendezvous: Rendezvous, address: str = ""
+        self,
+        ranks: range,
+        config: EngineConfig,
+        device: torch.device,
+        rendezvous: Rendezvous,
+        address: str = "",
+        shares: Sequence[CopyShares] = (),
     ) -> None:
         self.ranks = ranks
         self.host = socket.gethostname()
@@ -50,6 +58,7 @@ class LocalNode:
         self._device = device
         self._rendezvous = rendezvous
         self._address = address
+        self._copy_shares = shares
         self._ranks: list[LocalRank] = []
         if device.type == "cuda" and (found := torch.cuda.device_count()) < len(ranks):
             raise ConfigError(
@@ -77,6 +86,7 @@ class LocalNode:
         # Where there are other copies of the model, they use the same cores.
         is_bound = on_cpu and config.parallel.data_parallel_size == 1
         for place, rank in enumerate(self._ranks):
+            copies = self._copy_shares[place] if self._copy_shares else None
             start = RankStart(
                 rank=self.ranks[place],
                 size=config.parallel.world_size,
@@ -92,6 +102,7 @@ class LocalNode:
                 replies=memory.replies[place],
                 signs=memory.signs,
                 shared=memory.shared[place],
+                copy_shares=copies,
                 store=rank.asked.fileno(),
                 address=self._address,
                 pool=memory.pool(place),
@@ -99,7 +110,8 @@ class LocalNode:
             )
             environment = {} if on_cpu else {"CUDA_VISIBLE_DEVICES": _visible_devices()[place], **self._network()}
             try:
-                rank.start(start, command, environment, memory.fds(place))
+                inherited = (*memory.fds(place), *(() if copies is None else copies.fds))
+                rank.start(start, command, environment, inherited)
             except OSError as error:
                 name = f"rank {self.ranks[place]} on {self.host}"
                 raise ConfigError(_too_few(f"{name} cannot be started", error)) from error

@@ -12,6 +12,7 @@ from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.executor.local_node import LocalNode
 from pagefleet_engine.executor.node import RankNode
 from pagefleet_engine.ranks.rendezvous import RendezvousTable
+from pagefleet_engine.ranks.together import CopyShares
 
 
 class Machines(Protocol):
@@ -43,12 +44,18 @@ class Machines(Protocol):
 class ThisMachine:
     """Implements `Machines` where all ranks are on this one.
 
+    Args:
+        config: of the engine.
+        device: that they compute on.
+        shares: what each has in common with those of other copies, where they step together.
+
     Raises:
         ConfigError: it has too little for them.
     """
 
-    def __init__(self, config: EngineConfig, device: torch.device) -> None:
-        self.here = LocalNode(range(config.parallel.world_size), config, device, RendezvousTable())
+    def __init__(self, config: EngineConfig, device: torch.device, shares: Sequence[CopyShares] = ()) -> None:
+        ranks = range(config.parallel.world_size)
+        self.here = LocalNode(ranks, config, device, RendezvousTable(), shares=shares)
         """See Machines."""
         self.nodes: Sequence[RankNode] = [self.here]
         """See Machines."""

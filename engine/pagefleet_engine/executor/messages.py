@@ -23,6 +23,7 @@ from pagefleet_engine.errors import ConfigError, ModelLoadError
 from pagefleet_engine.executor.ring import Buffer, RingHandles, RingPair
 from pagefleet_engine.ranks.parallelism import RankPart
 from pagefleet_engine.ranks.shared_handles import SharedHandles
+from pagefleet_engine.ranks.together import CopyShares
 
 
 class RankShares(msgspec.Struct, frozen=True, array_like=True):
@@ -71,6 +72,8 @@ class RankStart(msgspec.Struct, frozen=True):
     """Descriptor of the memory that its signs of life are in."""
     shared: RankShares
     """What ranks that compute on CPUs of one machine exchange tensors through."""
+    copy_shares: CopyShares | None
+    """What it has in common with ranks of other copies of the model, where they step together."""
     store: int
     """Descriptor of the socket on which others ask the `Rendezvous`."""
     address: str
@@ -86,12 +89,18 @@ class RankStart(msgspec.Struct, frozen=True):
         """All descriptors that the process inherits."""
         rings = (*self.commands.fds, *self.replies.fds, *(() if self.copies is None else self.copies.fds))
         pool = () if self.pool < 0 else (self.pool,)
-        return (self.sentinel, self.signs, self.store, *rings, *pool, *self.shared.fds)
+        copies = () if self.copy_shares is None else self.copy_shares.fds
+        return (self.sentinel, self.signs, self.store, *rings, *pool, *self.shared.fds, *copies)
 
     @property
     def part(self) -> RankPart:
         """Which part of the model it has."""
         return self.config.parallel.part(self.rank)
+
+    @property
+    def name(self) -> str:
+        """Of the rank, for the log."""
+        return self.config.parallel.name(self.rank, None if self.copy_shares is None else self.copy_shares.copy)
 
 
 class Launch(msgspec.Struct, frozen=True, array_like=True, tag=0):

@@ -24,12 +24,14 @@ from pagefleet_engine.executor.ring_channel import RingInlet, RingOutlet
 from pagefleet_engine.executor.vital_signs import Awaited, OwnSigns
 from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.ranks.communicators import Communicators
+from pagefleet_engine.ranks.copies import CopyGroups
 from pagefleet_engine.ranks.group import Alone, RankGroup, TorchGroup, gloo_group, nccl_group
 from pagefleet_engine.ranks.peers import PeerGroup, open_peers, watch_peers
 from pagefleet_engine.ranks.shared_handles import SharedHandles
 from pagefleet_engine.ranks.shared_memory import SharedGroup
 from pagefleet_engine.ranks.stages import NOBODY_LOOKS, Awaiting, StageLinks
 from pagefleet_engine.ranks.store import RankStore
+from pagefleet_engine.ranks.together import patience_s
 from pagefleet_engine.startup import StartupTimes
 from pagefleet_engine.worker.device import resolve_device
 from pagefleet_engine.worker.worker import Worker
@@ -77,11 +79,19 @@ def _join_all(start: RankStart, signs: OwnSigns) -> tuple[Communicators, Callabl
     tensor, end_loading = meeting.group(stage, part.tensor, part.tensor_size, shared.tensor, awaiting)
     if meeting.on_gpu and part.tensor_size > 1:
         tensor, end_loading = meeting.with_peers(tensor, end_loading)
-    if part.num_stages == 1:
-        return Communicators(part=part, tensor=tensor), end_loading
-    world, _ = meeting.group("world", start.rank, start.size, shared.world)
-    links = _links(start, meeting, signs.awaiting(Awaited.STAGE))
-    return Communicators(part=part, tensor=tensor, links=links, world=world), end_loading
+    own = Communicators(part=part, tensor=tensor)
+    if part.num_stages > 1:
+        world, _ = meeting.group("world", start.rank, start.size, shared.world)
+        own = replace(own, links=_links(start, meeting, signs.awaiting(Awaited.STAGE)), world=world)
+    if start.copy_shares is None:
+        return own, end_loading
+    copies = CopyGroups(start.copy_shares, part, signs.awaiting(Awaited.STAGE))
+
+    def end_all() -> None:
+        end_loading()
+        copies.end_loading(patience_s(start.config.parallel))
+
+    return replace(own, data=copies.data, experts=copies.experts), end_all
 
 
 def _links(start: RankStart, meeting: _Meeting, awaiting: Awaiting) -> StageLinks:

@@ -43,7 +43,7 @@ def run_rank(build: BuildRank) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=RankStart)
-    set_up_logging(start.config.parallel.name(start.rank), "pagefleet_engine")
+    set_up_logging(start.name, "pagefleet_engine")
     logging.getLogger("pagefleet_engine").setLevel(start.log_level)
     for fd in start.fds:
         os.set_inheritable(fd, False)

@@ -39,7 +39,7 @@ class Awaited(IntEnum):
     EXECUTOR = 1
     """It has nothing to do."""
     STAGE = 2
-    """The stage before it or behind it."""
+    """The stage before it or behind it, or another copy of the model."""
     TENSOR = 3
     """The other ranks of its stage."""
 

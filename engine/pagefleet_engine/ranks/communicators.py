@@ -18,11 +18,18 @@ class Communicators:
     tensor: RankGroup = field(default_factory=Alone)
     """The ranks that each layer of its stage is divided among."""
     data: RankGroup = field(default_factory=Alone)
-    """The copies of the model that step together, where its layers exchange something among them."""
+    """The ranks of its number in the copies of the model that step together, where its layers exchange something."""
+    experts: RankGroup | None = None
+    """All ranks of its stage, over all these copies; None: those of `tensor`, or of `data`."""
     links: StageLinks = field(default_factory=StageLinks)
     """Its neighbours in the pipeline."""
     world: RankGroup | None = None
     """All ranks of its copy of the model; None: those of `tensor`."""
+
+    @property
+    def expert_ranks(self) -> RankGroup:
+        """That have the experts of its stage among them."""
+        return self.experts or (self.data if self.data.size > 1 else self.tensor)
 
     @property
     def everyone(self) -> RankGroup:

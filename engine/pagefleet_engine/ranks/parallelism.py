@@ -159,11 +159,11 @@ class Parallelism:
         stage, tensor = divmod(rank, self.tensor_parallel_size)
         return RankPart(stage, self.pipeline_parallel_size, tensor, self.tensor_parallel_size)
 
-    def name(self, rank: int) -> str:
+    def name(self, rank: int, copy: int | None = None) -> str:
         """What a rank is called in the log: by its number, and by its copy, stage and node where there are several."""
         part, more = self.part(rank), []
-        if self.data_parallel_rank is not None:
-            more.append(f"copy {self.data_parallel_rank}")
+        if (copy := self.data_parallel_rank if copy is None else copy) is not None:
+            more.append(f"copy {copy}")
         if part.num_stages > 1:
             more.append(f"stage {part.stage}")
             if part.tensor_size > 1:

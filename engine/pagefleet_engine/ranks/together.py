@@ -1,4 +1,4 @@
-"""What data ranks share whose models step together, as whoever starts them makes it. Knows no torch."""
+"""What copies of a model share that step together, as whoever starts them makes it. Knows no torch."""
 
 from __future__ import annotations
 
@@ -9,25 +9,56 @@ from collections.abc import Sequence
 import msgspec
 
 from pagefleet_engine.ranks.doorbell import Doorbell
+from pagefleet_engine.ranks.parallelism import Parallelism
 from pagefleet_engine.ranks.shared_handles import PAGE, SharedHandles, closed_on_failure, make_bells, make_shared_group
 
 
-class TogetherHandles(msgspec.Struct, frozen=True, array_like=True):
-    """Descriptors, for the cores that inherit them."""
+def patience_s(parallel: Parallelism) -> float:
+    """How long ranks that serve wait for those of other copies, which compute the same steps: but the stage before one
+    of them may have longer prompts."""
+    return 9.0 if parallel.pipeline_parallel_size == 1 else 60.0
 
-    layers: SharedHandles
-    """Of the group whose ranks exchange tensors within a step."""
+
+class CopyShares(msgspec.Struct, frozen=True, array_like=True):
+    """What one rank shares with those of other copies of the model."""
+
+    copy: int
+    """Which of them it is of."""
+    data: SharedHandles
+    """Of the group of the ranks that have its number in each copy, which exchange tensors within a step."""
+    experts: SharedHandles | None
+    """Of the group of all ranks of its stage, over all copies; None: that is the group above."""
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """All descriptors."""
+        return (*self.data.fds, *(() if self.experts is None else self.experts.fds))
+
+
+class TogetherHandles(msgspec.Struct, frozen=True, array_like=True):
+    """Descriptors, for the cores that inherit them, and their ranks."""
+
+    data: Sequence[SharedHandles]
+    """By the number of a rank: see CopyShares."""
+    experts: Sequence[SharedHandles]
+    """By stage: see CopyShares; none where each is one rank."""
     agreement: SharedHandles
-    """Of the group that agrees on the end of a wave."""
+    """Of the group of the cores, which agrees on the end of a wave."""
     board: int
-    """Of the memory in which each rank says which wave it calls for."""
+    """Of the memory in which each core says which wave it calls for."""
     bells: Sequence[int]
-    """Of each rank: rung where a wave begins."""
+    """Of each core: rung where a wave begins."""
 
     @property
     def fds(self) -> tuple[int, ...]:
         """All of them."""
-        return (*self.layers.fds, *self.agreement.fds, self.board, *self.bells)
+        groups = (*self.data, *self.experts, self.agreement)
+        return (*(fd for group in groups for fd in group.fds), self.board, *self.bells)
+
+    def of_rank(self, copy: int, rank: int) -> CopyShares:
+        """What a rank of a copy needs of it."""
+        abreast = len(self.data) // len(self.experts) if self.experts else 1
+        return CopyShares(copy, self.data[rank], self.experts[rank // abreast] if self.experts else None)
 
     def close(self) -> None:
         """Close what this process has of it; call this once."""
@@ -35,27 +66,35 @@ class TogetherHandles(msgspec.Struct, frozen=True, array_like=True):
             os.close(fd)
 
 
-def make_together(size: int) -> TogetherHandles:
-    """Make what `size` ranks share; it has no name, so nothing is left of it.
+def make_together(parallel: Parallelism) -> TogetherHandles:
+    """Make what the copies share; it has no name, so nothing is left of it.
 
     Raises:
         OSError: the system gives no memory, or no more descriptors.
     """
+    copies, abreast = parallel.data_parallel_size, parallel.tensor_parallel_size
     with closed_on_failure() as made:
-        layers = make_shared_group(size)
-        made.extend(layers.fds)
-        agreement = make_shared_group(size)
-        made.extend(agreement.fds)
+
+        def groups(count: int, size: int) -> list[SharedHandles]:
+            found = []
+            for _ in range(count):
+                found.append(make_shared_group(size))
+                made.extend(found[-1].fds)
+            return found
+
+        data = groups(parallel.world_size, copies)
+        experts = groups(parallel.pipeline_parallel_size if abreast > 1 else 0, copies * abreast)
+        (agreement,) = groups(1, copies)
         made.append(board := os.memfd_create("pagefleet-waves"))
-        os.ftruncate(board, PAGE * (1 + 8 * size // PAGE))
-        return TogetherHandles(layers, agreement, board, make_bells(size))
+        os.ftruncate(board, PAGE * (1 + 8 * copies // PAGE))
+        return TogetherHandles(data, experts, agreement, board, make_bells(copies))
 
 
 class WaveBoard:
-    """Where ranks call for waves: each writes its own number, and all read the largest.
+    """Where cores call for waves: each writes its own number, and all read the largest.
 
     Args:
-        handles: of all ranks.
+        handles: of all copies.
         index: of this one.
     """
 
@@ -72,12 +111,12 @@ class WaveBoard:
         return self._own.fileno()
 
     def call(self, wave: int) -> None:
-        """Have all ranks begin a wave."""
+        """Have all copies begin a wave."""
         self._called[self._index] = wave
         for bell in self._others:
             bell.ring()
 
     def newest(self) -> int:
-        """Return the latest wave that any rank has called for; 0: none yet."""
+        """Return the latest wave that any copy has called for; 0: none yet."""
         self._own.take()
         return max(self._called)

@@ -25,7 +25,6 @@ class _NoTokens:
 
 
 @torch.inference_mode()
-def compute_nothing(model: CausalModel, device: torch.device) -> None:
-    """Run a model's layers, and all that they exchange, over no tokens."""
-    none_T = torch.zeros(0, dtype=torch.int64, device=device)
-    model.forward(none_T, none_T, _NoTokens())
+def compute_nothing(model: CausalModel, entering: Tensor) -> None:
+    """Run a model's layers, and all that they exchange, over no tokens; `entering` is what enters of them, none."""
+    model.forward(entering, torch.zeros(0, dtype=torch.int64, device=entering.device), _NoTokens())

@@ -29,15 +29,15 @@ class ExpertBalancer:
     Args:
         layers: with experts, of this rank's stage.
         ranks: that share them out.
-        same_rows: every rank counts the rows of all.
+        copies: of the model, among which ranks count rows of their own; all of a copy count the same.
         window: steps whose load counts.
         interval: steps from one plan to the next; more where there are more layers.
     """
 
     def __init__(
-        self, layers: Sequence[BalancedExperts], ranks: RankGroup, *, same_rows: bool, window: int, interval: int
+        self, layers: Sequence[BalancedExperts], ranks: RankGroup, copies: RankGroup, *, window: int, interval: int
     ) -> None:
-        self._layers, self._ranks, self._same_rows = layers, ranks, same_rows
+        self._layers, self._ranks, self._copies = layers, ranks, copies
         self._part, self._interval = max(1, window // _PARTS), max(interval, len(layers) + 1)
         self._seen: deque[Tensor] = deque(maxlen=max(1, window // self._part))
         self._steps = 0
@@ -70,9 +70,7 @@ class ExpertBalancer:
         """A layer at a time."""
         if not self._seen:
             return
-        load_LE = torch.stack(list(self._seen)).sum(0)
-        if not self._same_rows:
-            load_LE = self._ranks.all_reduce(load_LE)
+        load_LE = self._copies.all_reduce(torch.stack(list(self._seen)).sum(0))
         before, after, moved = [], [], 0
         for layer, load_E in zip(self._layers, load_LE.tolist(), strict=True):
             slots, held = layer.map.slots, layer.map.held

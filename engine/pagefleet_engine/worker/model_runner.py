@@ -24,6 +24,7 @@ from pagefleet_engine.core.step import FailureKind, Int64Array, StepMasks, StepP
 from pagefleet_engine.layers.embedding import LMHead
 from pagefleet_engine.ranks.stages import Stage
 from pagefleet_engine.worker.device_timer import make_idle_timer
+from pagefleet_engine.worker.empty_step import compute_nothing
 from pagefleet_engine.worker.forward import CausalModel, Forward, StepShape
 from pagefleet_engine.worker.logits_processors import LogitsProcessor
 from pagefleet_engine.worker.masked_rows import Drawn, MaskedRows, MaskedSampling
@@ -118,6 +119,8 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep | PassedOn:
         """Give the device one plan's work. A request whose numbers are unusable is named in the result's `failed`."""
+        if not plan.num_tokens:
+            return self._launch_nothing(plan)
         stage = self._stage
         stage.begin(plan.step_id)  # before all that may fail
         slots, slots_S = self._apply(plan)
@@ -170,6 +173,12 @@ class ModelRunner:
                 if self._stage.is_last:
                     self._sampler.remove(slot)
                 self._prompts.remove(request_id)
+
+    def _launch_nothing(self, plan: StepPlan) -> PassedOn:
+        """Take part in what layers exchange. Stages give each other nothing: all know the plan."""
+        self.release(plan.removed)
+        compute_nothing(self._model, self._inputs.view(0, 0, 1).entering)
+        return PassedOn(plan, start_download([], self._device))
 
     def _apply(self, plan: StepPlan) -> tuple[list[int], Int64Array]:
         """Take the plan's difference into the table; returns the slots of its new requests and of its rows.
@@ -258,7 +267,7 @@ class _Sampled:
 
 @dataclass(frozen=True, slots=True)
 class PassedOn:
-    """A step of which the rest is the next stage's; implements `PendingStep`."""
+    """A step that gives no tokens here: the rest is the next stage's, or it had none; implements `PendingStep`."""
 
     plan: StepPlan
     download: Download

@@ -28,7 +28,6 @@ from pagefleet_engine.worker.device import (
     resolve_device,
     set_num_threads,
 )
-from pagefleet_engine.worker.empty_step import compute_nothing
 from pagefleet_engine.worker.expert_balance import ExpertBalancer
 from pagefleet_engine.worker.kv_pages import make_kv_pages
 from pagefleet_engine.worker.memory import (
@@ -151,7 +150,8 @@ class Worker:
             StepOutOfMemory: the device has no room for this step; others can still run.
         """
         try:
-            self._before_step()
+            if self._balancer is not None:
+                self._balancer.before_step()
             return self._runner.launch(plan)
         except torch.OutOfMemoryError as error:
             reason = str(error)
@@ -160,25 +160,15 @@ class Worker:
             torch.cuda.empty_cache()
         raise StepOutOfMemory(f"a step of {plan.num_tokens} tokens in {len(plan.rows)} requests: {reason}")
 
-    def compute_nothing(self) -> None:
-        """Take part in a step without tokens, as one of the data ranks that step together."""
-        self._before_step()
-        compute_nothing(self._model, self._device)
-
-    def _before_step(self) -> None:
-        if self._balancer is not None:
-            self._balancer.before_step()
-
     def _make_balancer(self) -> ExpertBalancer | None:
         """None where experts stay, or this stage has none."""
         if self._balance is None or not self._balance.layers:
             return None
-        parallel, data = self._config.parallel, self._communicators.data
-        is_data = data.size > 1
+        parallel, ranks = self._config.parallel, self._communicators
         return ExpertBalancer(
             self._balance.layers,
-            data if is_data else self._communicators.tensor,
-            same_rows=not is_data,
+            ranks.expert_ranks,
+            ranks.data,
             window=parallel.eplb_window_size,
             interval=parallel.eplb_step_interval,
         )

@@ -70,7 +70,13 @@ MOVING = {"enable_eplb": True, "num_redundant_experts": 3, "eplb_window_size": 8
 
 @pytest.mark.parametrize(
     ("family", "ranks", "settings"),
-    [("qwen3_moe", 2, MOVING), ("deepseek_v3", 3, {"all2all_backend": "all2allv"})],
+    [
+        ("qwen3_moe", 2, MOVING),
+        ("deepseek_v3", 3, {"all2all_backend": "all2allv"}),
+        ("qwen3_moe", 2, {"tensor_parallel_size": 2, **MOVING}),
+        ("qwen2_moe", 2, {"pipeline_parallel_size": 2, "all2all_backend": "all2allv"}),
+        ("qwen2_moe", 2, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, **MOVING}),
+    ],
 )
 def test_copies_that_have_each_expert_once_among_them(
     family: str, ranks: int, settings: dict[str, object], make_checkpoint: Callable[..., Path]
@@ -116,9 +122,9 @@ def test_a_rank_alone_waits_for_nobody() -> None:
     run(test)
 
 
-def test_tensor_ranks_that_would_have_to_step_together_are_refused() -> None:
+def test_ranks_elsewhere_that_would_have_to_step_together_are_refused() -> None:
     async def test() -> None:
-        with pytest.raises(ConfigError, match="step together, and each is one process: leave tensor and pipeline"):
-            await start(2, tensor_parallel_size=2)
+        with pytest.raises(ConfigError, match="step together, and meet on one machine: leave distributed_executor_b"):
+            await start(2, distributed_executor_backend="ray")
 
     run(test)

@@ -16,8 +16,9 @@ from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.messages import AddRequest
 from pagefleet_engine.engine_core.waves import AGREE_EVERY, Waves
 from pagefleet_engine.errors import EngineDead
+from pagefleet_engine.ranks.copies import CopyGroups
 from pagefleet_engine.ranks.doorbell import Doorbell
-from pagefleet_engine.ranks.group import RankGroup
+from pagefleet_engine.ranks.parallelism import WHOLE, Parallelism
 from pagefleet_engine.ranks.together import TogetherHandles, make_together
 from pagefleet_protocol.sampling_params import SamplingParams
 
@@ -28,7 +29,7 @@ NUM_STEPS = 10_000
 
 @contextlib.contextmanager
 def shared(size: int) -> Iterator[TogetherHandles]:
-    handles = make_together(size)
+    handles = make_together(Parallelism(data_parallel_size=size))
     try:
         yield handles
     finally:
@@ -38,31 +39,28 @@ def shared(size: int) -> Iterator[TogetherHandles]:
 class Rank:
     """A real core over a scripted worker, whose every step meets those of the other ranks."""
 
-    def __init__(self, handles: TogetherHandles, index: int) -> None:
-        group = DataGroup(handles, index)
+    def __init__(self, handles: TogetherHandles, index: int, max_in_flight: int = 1) -> None:
         self.index = index
         self.random = random.Random(index)
-        self.steps = 0
+        self.steps = self.num_empty = 0
         self.open: set[str] = set()
         self.num_asked = 0
         self.error: Exception | None = None
         self.bell = Doorbell(handles.bells[index])
-        self._group: RankGroup = group.communicators.data
+        self.copies = CopyGroups(handles.of_rank(index, 0), WHOLE)
+        parallel = Parallelism(data_parallel_size=len(handles.bells))
         scheduler = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=32)
         config = EngineConfig(model=ModelConfig(model="fake"), scheduler=scheduler)
-        self.core: EngineCore = scripted_core(config, self._meet_in_step)
-        self.waves: Waves = group.waves(self._meet)
-        self.core.step_together(self.waves)
+        self.core: EngineCore = scripted_core(config, self._meet, max_in_flight=max_in_flight)
+        self.core.step_together(DataGroup(handles, index).waves(parallel))
+        self.copies.end_loading(9.0)
 
-    def _meet_in_step(self, plan: StepPlan) -> None:
-        assert plan.num_tokens
-        self._meet()
-
-    def _meet(self) -> None:
+    def _meet(self, plan: StepPlan) -> None:
         """What the layers exchange: all must be at the same step."""
         self.steps += 1
+        self.num_empty += not plan.num_tokens
         at = torch.tensor([self.steps, -self.steps])
-        self._group.all_reduce(at, "max")
+        self.copies.data.all_reduce(at, "max")
         assert at.tolist() == [self.steps, -self.steps], "the ranks are at different steps"
 
     def ask(self) -> None:
@@ -110,16 +108,16 @@ def run(ranks: list[Rank], script: str) -> None:
         assert not thread.is_alive(), "the ranks wait for each other for ever"
 
 
-@pytest.mark.parametrize("script", ["all", "one"])
-def test_ten_thousand_steps_with_ranks_that_have_nothing(script: str) -> None:
+@pytest.mark.parametrize(("script", "max_in_flight"), [("all", 1), ("all", 2), ("one", 1), ("one", 3)])
+def test_ten_thousand_steps_with_ranks_that_have_nothing(script: str, max_in_flight: int) -> None:
     with shared(3) as handles:
-        ranks = [Rank(handles, index) for index in range(3)]
+        ranks = [Rank(handles, index, max_in_flight) for index in range(3)]
         run(ranks, script)
         assert [rank.error for rank in ranks] == [None] * 3
         assert not any(rank.open for rank in ranks)
         assert len({rank.steps for rank in ranks}) == 1
         assert ranks[0].num_asked > 100
-        empty = [rank.waves.num_empty for rank in ranks]
+        empty = [rank.num_empty for rank in ranks]
         assert all(empty)
         if script == "one":
             assert empty[1] == empty[2] == ranks[1].steps
@@ -129,15 +127,15 @@ def test_a_rank_that_dies_in_a_wave_ends_those_that_wait_for_it() -> None:
     with shared(2) as handles:
         ranks = [Rank(handles, index) for index in range(2)]
         for rank in ranks:
-            rank._group.patience_s = 0.2  # type: ignore[attr-defined]
+            rank.copies.end_loading(0.2)
         ranks[0].ask()
         one_turn = threading.Thread(target=ranks[1].turn)
         one_turn.start()
         with pytest.raises(EngineDead, match=r"others compute too: RuntimeError: waited 0\.2 s for rank 1"):
             repeat(ranks[0].turn)
         one_turn.join(60)
-        with pytest.raises(EngineDead, match=r"data rank 1 lost the step of the others: waited 0\.2 s for rank 0"):
-            repeat(ranks[1].waves.step_empty)
+        with pytest.raises(EngineDead, match=r"others compute too: RuntimeError: waited 0\.2 s for rank 0"):
+            repeat(ranks[1].turn)
 
 
 def repeat(step: Callable[[], None]) -> None:
@@ -162,20 +160,20 @@ class Board:
 
 
 def test_a_wave_ends_where_all_have_run_dry_and_a_call_begins_the_next() -> None:
-    board, asked, empty = Board(), list[bool](), list[int]()
+    board, asked = Board(), list[bool]()
     others_have_work = [True, False, False]
 
     def agree(has_work: bool) -> bool:
         asked.append(has_work)
         return has_work or others_have_work.pop(0)
 
-    waves = Waves(board, agree, lambda: empty.append(1))
+    waves = Waves(board, agree)
     assert [waves.is_due] == [False]
     board.others = 1
     due = []
     for _ in range(2 * AGREE_EVERY):
         due.append(waves.is_due)
-        waves.step_empty()
+        waves.begin()
         waves.stepped(has_work=False)
     assert all(due)
     assert asked == [False, False]
@@ -184,7 +182,7 @@ def test_a_wave_ends_where_all_have_run_dry_and_a_call_begins_the_next() -> None
     waves.stepped(has_work=True)
     assert board.called == [2]
     for _ in range(AGREE_EVERY - 1):
-        waves.step_empty()
+        waves.begin()
         waves.stepped(has_work=False)
     assert not waves.is_due
-    assert waves.num_empty == len(empty) == 3 * AGREE_EVERY - 1
+    assert board.called == [2], "who takes part in another's wave calls for none"

@@ -116,7 +116,7 @@ def logits(model: Model, prompts: list[Tensor]) -> list[Tensor]:
     found = []
     for prompt in prompts:
         if not len(prompt):
-            compute_nothing(model, CPU)
+            compute_nothing(model, prompt)
             continue
         step = DenseStep([(DenseSequence(), len(prompt))])
         found.append(model.logits(model.forward(prompt, torch.arange(len(prompt)), step)))
@@ -174,8 +174,7 @@ class Moving:
     def load(cls, folder: Path, place: Placement, ranks: RankGroup, redundant: int) -> Moving:
         balance = Balance(redundant)
         model = load(folder, replace(place, balance=balance))
-        same_rows = place.data.size == 1
-        return cls(model, balance, ExpertBalancer(balance.layers, ranks, same_rows=same_rows, window=3, interval=1))
+        return cls(model, balance, ExpertBalancer(balance.layers, ranks, place.data, window=3, interval=1))
 
     def logits(self, prompts: list[Tensor]) -> list[Tensor]:
         """See `logits`."""
@@ -224,6 +223,28 @@ def test_experts_that_move_compute_the_same(
     for got, before, after in found:
         distances = (got - expected).abs().amax(-1)
         assert (distances < 1e-4).float().mean() > (0.99 if form == "plain" else 0.7)
+        assert all(one != other for one, other in zip(before, after, strict=True)), "some of each layer moved"
+        assert after == found[0][2], "all know it"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_experts_move_between_all_ranks_of_several_copies(backend: All2All, make_checkpoint: Make) -> None:
+    """Of two tensor ranks each."""
+    folder = make_checkpoint("qwen2_moe")
+    expected = torch.cat(logits(load(folder, Placement(torch.float32, CPU, use_kernels=False)), MOVED))
+    stores = {name: HashStore() for name in ("tensor 0", "tensor 1", "data 0", "data 1")}
+
+    def rank(world: RankGroup) -> tuple[float, list[tuple[int, ...]], list[tuple[int, ...]]]:
+        copy, number = divmod(world.index, 2)
+        tensor, _ = gloo_group(stores[f"tensor {copy}"], number, 2, timedelta(seconds=60))
+        data, _ = gloo_group(stores[f"data {number}"], copy, 2, timedelta(seconds=60))
+        moving = Moving.load(folder, placed(backend, data=data, tensor=tensor), world, 3)
+        before, got = moving.held, torch.cat(moving.logits(MOVED))
+        return float((got - expected).abs().max()), before, moving.held
+
+    found = on_ranks(4, rank)
+    for distance, before, after in found:
+        assert distance < 1e-4
         assert all(one != other for one, other in zip(before, after, strict=True)), "some of each layer moved"
         assert after == found[0][2], "all know it"
 
