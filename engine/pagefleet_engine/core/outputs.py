@@ -67,9 +67,10 @@ class StepSizes:
         self.num_tokens = 0
 
     def count(self, num_tokens: int) -> None:
-        """Count one step of at least one token."""
-        self.counts[(num_tokens - 1).bit_length()] += 1
-        self.num_tokens += num_tokens
+        """Count one step, if it has tokens."""
+        if num_tokens:
+            self.counts[(num_tokens - 1).bit_length()] += 1
+            self.num_tokens += num_tokens
 
 
 @dataclass(frozen=True, slots=True)

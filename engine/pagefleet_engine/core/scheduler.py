@@ -350,8 +350,7 @@ class Scheduler:
         removed: Sequence[str] = ()
         if num_tokens > 0 or even_empty:
             self._num_steps += 1
-            if num_tokens:
-                self._step_sizes.count(num_tokens)
+            self._step_sizes.count(num_tokens)
             self.in_flight.launch(self._num_steps, draft.requests)
             removed, self._removed = self._removed, []
         num_common_blocks = self._kv_cache.num_common_blocks() if self._style.cascade else 0
