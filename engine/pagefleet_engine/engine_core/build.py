@@ -79,9 +79,7 @@ def build_core(
         config.parallel.check_experts(0 if arch.experts is None else arch.experts.routing.num_experts)
         processors = load_processor_kinds(config.execution.processor_names)
         group = data_group(config, arch, together, data_rank)
-    executor, waves = _load(
-        _of_copy(config, data_rank, together=group is not None), folder, arch, times, identity, group
-    )
+    executor, waves = _load(_of_copy(config, data_rank, group), folder, arch, times, identity, group)
     cache = executor.cache
     limits = ModelLimits(executor.max_model_len, arch.vocab_size, config.model.max_logprobs)
     kv_cache = _kv_cache(config, cache, cache_events)
@@ -124,11 +122,11 @@ def _kv_cache(config: EngineConfig, cache: CacheFacts, events: CacheEvents | Non
     )
 
 
-def _of_copy(config: EngineConfig, data_rank: int, *, together: bool) -> EngineConfig:
+def _of_copy(config: EngineConfig, data_rank: int, group: DataGroup | None) -> EngineConfig:
     """What the ranks of one of several copies are told, so that they can say of which they are; those that step
     together know."""
     parallel = config.parallel
-    if parallel.is_alone or parallel.data_ranks == 1 or together:
+    if parallel.is_alone or parallel.data_ranks == 1 or group is not None:
         return config
     return replace(config, parallel=replace(parallel, data_parallel_rank=data_rank))
 
