@@ -24,7 +24,7 @@ from pagefleet_download.hub_cache import HubCache, link
 from pagefleet_download.open_source import downloadable, open_source
 from pagefleet_download.outline import ModelOutline, outline
 from pagefleet_download.progress import ProgressMeter, logged
-from pagefleet_download.settings import DownloadSettings, Patience, hub_home, settings_for
+from pagefleet_download.settings import DownloadSettings, Patience, Wish, hub_home, settings_for
 from pagefleet_download.target import Target
 from pagefleet_download.target_folder import TargetFolder
 from pagefleet_download.xet import HubXet
@@ -75,7 +75,8 @@ async def bring(uri: ModelUri, settings: DownloadSettings, caches: Caches, progr
     if uri.scheme == "file":
         return Path(uri.local_path)
     if uri.scheme != "hf":
-        folder = caches.models / folder_name(uri, settings.revision, settings.endpoint)
+        name = folder_name(uri, settings.revision, settings.endpoint)
+        folder = caches.models / (f"{name}-text" if settings.text_only else name)
         try:
             await Download(uri, TargetFolder(folder), settings, progress).run()
         except OSError as error:
@@ -90,7 +91,7 @@ async def bring_from_hub(
     uri: ModelUri, settings: DownloadSettings, hub: Path, progress: ProgressMeter, again: bool = False
 ) -> tuple[Path, ModelFacts]:
     """`bring` for hf:// alone, into the cache `hub`; `again`: ask what the branch means, though it is here."""
-    cache = HubCache(hub, uri.path, settings.revision, settled=not again)
+    cache = HubCache(hub, uri.path, settings.revision, not again, settings.text_only)
     try:
         facts = await _in_cache(cache, uri, settings, progress)
     except OSError as error:
@@ -169,22 +170,19 @@ def _owner(path: Path) -> str:
         return ""
 
 
-async def bring_as_user(
-    uri: ModelUri, revision: str | None, environment: Mapping[str, str], progress: ProgressMeter
-) -> Path:
+async def bring_as_user(wish: Wish, environment: Mapping[str, str], progress: ProgressMeter) -> Path:
     """`bring` into this user's caches, by the settings of the hub's own tools (HF_TOKEN, HF_ENDPOINT, HF_HOME).
 
     Raises:
         DownloadError: as `bring`.
     """
-    settings = settings_for(uri.text, revision, None, environment)
-    settings = replace(settings, patience=_WAITING, xet=HubXet())
-    return await bring(uri, settings, caches_of(environment), progress)
+    settings = settings_for(wish.uri.text, wish.revision, None, environment)
+    settings = replace(settings, patience=_WAITING, xet=HubXet(), text_only=wish.text_only)
+    caches = Caches(wish.folder, wish.folder) if wish.folder else caches_of(environment)
+    return await bring(wish.uri, settings, caches, progress)
 
 
-def bring_and_wait(
-    uri: ModelUri, revision: str | None, environment: Mapping[str, str], progress: ProgressMeter, logs: bool = False
-) -> Path:
+def bring_and_wait(wish: Wish, environment: Mapping[str, str], progress: ProgressMeter, logs: bool = False) -> Path:
     """`bring` for programs without an event loop of their own, or within one. Ctrl-C ends it, and keeps what came.
 
     `logs`: with a line in the log now and then.
@@ -195,7 +193,7 @@ def bring_and_wait(
 
     async def work() -> Path:
         async with logged(progress) if logs else nullcontext():
-            return await bring_as_user(uri, revision, environment, progress)
+            return await bring_as_user(wish, environment, progress)
 
     try:
         asyncio.get_running_loop()

@@ -7,10 +7,11 @@ network, as a mirror is, may redirect there.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from typing import cast
 
 import aiohttp
@@ -18,12 +19,14 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from pagefleet_protocol.version import VERSION
 from yarl import URL
 
-from pagefleet_download.errors import BadSettings
+from pagefleet_download.errors import BadSettings, DownloadError, Interrupted, said
 
 MAX_REDIRECTS = 5
 CHUNK = 1 << 20
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _CONNECT_S = 20.0
+_ANSWER_S = 20.0
+Refusal = Callable[[int, Mapping[str, str]], DownloadError | Interrupted]
 
 
 class RedirectRefused(BadSettings):
@@ -95,14 +98,66 @@ class PublicOnly(AbstractResolver):
 class GuardedHttp:
     """GET requests to one source, and where it redirects to."""
 
-    def __init__(self, session: aiohttp.ClientSession, guard: PublicOnly, endpoint: str, token: str | None) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, guard: PublicOnly, endpoint: str, credentials: Mapping[str, str]
+    ) -> None:
         self._session = session
         self._guard = guard
+        self._endpoint = endpoint
         self._origin = URL(endpoint).origin()
-        self._token = token
+        self.credentials = credentials
+        """Headers for the source alone."""
+
+    async def read(
+        self, url: URL, headers: Mapping[str, str], start: int, name: str, refusal: Refusal
+    ) -> AsyncGenerator[bytes]:
+        """Yield the bytes of an answer from `start` on, which `headers` may have asked for. Pieces may be empty.
+
+        Args:
+            name: of what is read, for errors.
+            refusal: returns what an answer with a status of 300 or more, and headers by lower-case names, means.
+
+        Raises:
+            Interrupted: the source failed.
+            DownloadError: what `refusal` returned; or the source cannot be asked.
+        """
+        try:
+            async with self.get(url, headers) as response:
+                if response.status >= 300:
+                    raise refusal(response.status, {name.lower(): value for name, value in response.headers.items()})
+                skip = _bytes_before(response, start)
+                async for chunk in response.content.iter_chunked(CHUNK):
+                    yield chunk[skip:]  # also an empty one: something arrived
+                    skip = max(0, skip - len(chunk))
+        except (aiohttp.ClientError, OSError) as error:
+            raise Interrupted(f"{self._endpoint}: {name}: {said(error)}") from error
+        except ValueError as error:
+            # aiohttp takes credentials from there, and then does not know which to send.
+            raise BadSettings(
+                f"{self._endpoint} cannot be asked ({said(error)}): is there an entry for it in ~/.netrc?"
+            ) from error
+
+    async def read_all(self, url: URL, most: int, name: str, refusal: Refusal) -> bytes:
+        """Return a whole answer of at most `most` bytes, in the time that an answer may take.
+
+        Raises:
+            Interrupted, DownloadError: as `read`; BadSettings also where it is longer.
+        """
+        data = bytearray()
+        try:
+            async with asyncio.timeout(_ANSWER_S), aclosing(self.read(url, {}, 0, name, refusal)) as chunks:
+                async for chunk in chunks:
+                    data += chunk
+                    if len(data) > most:
+                        raise BadSettings(f"{self._endpoint}: {name} is longer than such things are: check it")
+        except TimeoutError as error:
+            raise Interrupted(f"{self._endpoint}: {name} did not come") from error
+        return bytes(data)
 
     @asynccontextmanager
-    async def get(self, url: URL, headers: Mapping[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def get(
+        self, url: URL, headers: Mapping[str, str], method: str = "GET"
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Ask for a URL of the source; the answer is no redirect.
 
         Raises:
@@ -112,8 +167,8 @@ class GuardedHttp:
         """
         for _ in range(MAX_REDIRECTS + 1):
             own = url.origin() == self._origin
-            named = {**headers, **({"Authorization": f"Bearer {self._token}"} if own and self._token else {})}
-            async with self._session.get(url, headers=named, allow_redirects=False) as response:
+            named = {**headers, **self.credentials} if own else headers
+            async with self._session.request(method, url, headers=named, allow_redirects=False) as response:
                 location = response.headers.get("Location")
                 if response.status not in _REDIRECTS or location is None:
                     yield response
@@ -124,8 +179,8 @@ class GuardedHttp:
 
 
 @asynccontextmanager
-async def open_guarded(endpoint: str, token: str | None) -> AsyncIterator[GuardedHttp]:
-    """Connect to a source; its token goes to it alone. Proxies are the environment's."""
+async def open_guarded(endpoint: str, credentials: Mapping[str, str]) -> AsyncIterator[GuardedHttp]:
+    """Connect to a source; its credentials go to it alone. Proxies are the environment's."""
     guard = PublicOnly(URL(endpoint).host or "", aiohttp.DefaultResolver())
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(resolver=guard),
@@ -135,7 +190,27 @@ async def open_guarded(endpoint: str, token: str | None) -> AsyncIterator[Guarde
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
         read_bufsize=CHUNK,
     ) as session:
-        yield GuardedHttp(session, guard, endpoint, token)
+        yield GuardedHttp(session, guard, endpoint, credentials)
+
+
+def bearer(token: str | None) -> Mapping[str, str]:
+    """Return the header that has a token."""
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds that a source wants to be left alone for."""
+    value = headers.get("retry-after", "").strip()
+    return float(value) if value.isascii() and value.isdecimal() and len(value) < 10 else None
+
+
+def _bytes_before(response: aiohttp.ClientResponse, start: int) -> int:
+    """How many bytes of the answer's body come before `start`."""
+    if response.status != 206:
+        return start
+    if not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+        raise Interrupted(f"{response.url.host} sent another range than was asked for")
+    return 0
 
 
 def _is_public(host: str) -> bool:

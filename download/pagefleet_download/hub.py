@@ -6,15 +6,13 @@ Source: the documentation of the Hub's API.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
-import aiohttp
 import msgspec
 from yarl import URL
 
@@ -26,12 +24,11 @@ from pagefleet_download.errors import (
     ModelNotFound,
     said,
 )
-from pagefleet_download.guarded_http import CHUNK, GuardedHttp, open_guarded
+from pagefleet_download.guarded_http import GuardedHttp, bearer, open_guarded, retry_after
 from pagefleet_download.settings import DownloadSettings
 from pagefleet_download.source import Digest, Listing, RemoteFile
 from pagefleet_download.xet import LARGE, WELL_KNOWN_HUB, fetch_by_xet
 
-_ANSWER_S = 20.0
 _MAX_LISTING_BYTES = 64 << 20
 _GIT_SHA1_LENGTH = 40
 _REPOSITORY = re.compile(r"(?!.*(--|\.\.))[\w.-]{1,96}/[\w.-]{1,96}(?<!\.git)(?<![-.])", re.ASCII)
@@ -69,17 +66,10 @@ class HubSource:
     async def list_files(self) -> Listing:
         """Settles the revision: all that is read afterwards is of the commit found here."""
         model = self._model
-        path = f"api/models/{model.repository}/revision/{quote(model.revision, safe='')}?blobs=true"
-        data = bytearray()
+        url = self._url(f"api/models/{model.repository}/revision/{quote(model.revision, safe='')}?blobs=true")
+        data = await self._http.read_all(url, _MAX_LISTING_BYTES, "the list of files", self._refusal)
         try:
-            async with asyncio.timeout(_ANSWER_S), aclosing(self._bytes(path, {}, 0, "the list of files")) as chunks:
-                async for chunk in chunks:
-                    data += chunk
-                    if len(data) > _MAX_LISTING_BYTES:
-                        raise BadSettings(f"{model.endpoint} lists more than a hub does: check the endpoint")
             found = msgspec.json.decode(data, type=_Repository)
-        except TimeoutError as error:
-            raise Interrupted(f"{model.endpoint}: the list of files did not come") from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadSettings(
                 f"{model.endpoint} does not answer as a hub does ({said(error)}): check the endpoint"
@@ -89,9 +79,8 @@ class HubSource:
 
     def read(self, file: RemoteFile, start: int, stop: int) -> AsyncGenerator[bytes]:
         """Where a server ignores Range, what was not asked for is read and thrown away."""
-        path = self._path(file)
         headers = {} if (start, stop) == (0, file.size) else {"Range": f"bytes={start}-{stop - 1}"}
-        return self._bytes(path, headers, start, file.name)
+        return self._http.read(self._url(self._path(file)), headers, start, file.name, self._refusal)
 
     async def fetch(self, file: RemoteFile, path: Path, add_bytes: Callable[[int], None]) -> int | None:
         """By Xet, where the well-known hub is asked."""
@@ -104,41 +93,33 @@ class HubSource:
         # Of the commit: a branch may have moved since it was listed.
         return f"{self._model.repository}/resolve/{quote(self._commit, safe='')}/{quote(file.name)}"
 
-    async def _bytes(self, path: str, headers: Mapping[str, str], start: int, name: str) -> AsyncGenerator[bytes]:
-        url = URL(f"{self._model.endpoint}/{path}", encoded=True)
-        try:
-            async with self._http.get(url, headers) as response:
-                if response.status >= 300:
-                    named = {name.lower(): value for name, value in response.headers.items()}
-                    raise hub_refusal(self._model, response.status, named)
-                skip = _bytes_before(response, start)
-                async for chunk in response.content.iter_chunked(CHUNK):
-                    yield chunk[skip:]  # also an empty one: something arrived
-                    skip = max(0, skip - len(chunk))
-        except (aiohttp.ClientError, OSError) as error:
-            raise Interrupted(f"{self._model.endpoint}: {name}: {said(error)}") from error
-        except ValueError as error:
-            # aiohttp takes credentials from there, and then does not know which to send.
-            raise BadSettings(
-                f"{self._model.endpoint} cannot be asked ({said(error)}): is there an entry for it in ~/.netrc?"
-            ) from error
+    def _url(self, path: str) -> URL:
+        return URL(f"{self._model.endpoint}/{path}", encoded=True)
+
+    def _refusal(self, status: int, headers: Mapping[str, str]) -> DownloadError | Interrupted:
+        return hub_refusal(self._model, status, headers)
 
 
 @asynccontextmanager
 async def open_hub(repository: str, settings: DownloadSettings) -> AsyncIterator[HubSource]:
     """Connect to the hub, or to the mirror that the settings name."""
-    endpoint = _checked(settings.endpoint or WELL_KNOWN_HUB)
-    _check_token(settings.token or "")
+    endpoint = checked_endpoint(settings.endpoint or WELL_KNOWN_HUB)
+    check_token(settings.token or "", "HF_TOKEN")
     if settings.offline:
         raise BadSettings("HF_HUB_OFFLINE is set, so nothing can be downloaded: unset it")
     if not _REPOSITORY.fullmatch(repository):
         raise BadSettings(f"hf://{repository} is no name of a repository: check the name")
     model = HubModel(repository, settings.revision or "main", endpoint, has_token=bool(settings.token))
-    async with open_guarded(endpoint, settings.token) as http:
+    async with open_guarded(endpoint, bearer(settings.token)) as http:
         yield HubSource(model, http, settings)
 
 
-def _checked(endpoint: str) -> str:
+def checked_endpoint(endpoint: str) -> str:
+    """Return the URL of a hub without the slash at its end.
+
+    Raises:
+        BadSettings: it is none, or has credentials in it.
+    """
     parts = urlsplit(endpoint)
     if parts.scheme not in ("https", "http") or not parts.hostname or "@" in parts.netloc:
         shown = endpoint.rpartition("@")[2][:80]
@@ -146,10 +127,10 @@ def _checked(endpoint: str) -> str:
     return endpoint.rstrip("/")
 
 
-def _check_token(token: str) -> None:
-    # Libraries refuse such a header too, some in words that repeat it.
+def check_token(token: str, variable: str) -> None:
+    """Refuse what is none: libraries refuse such a header too, some in words that repeat it."""
     if not token.isascii() or not token.isprintable() or " " in token:
-        raise BadSettings("HF_TOKEN holds more than a token (a space, a line break?): put the token alone into it")
+        raise BadSettings(f"{variable} holds more than a token (a space, a line break?): put the token alone into it")
 
 
 def _remote_file(file: _File, model: HubModel) -> RemoteFile:
@@ -163,15 +144,6 @@ def _remote_file(file: _File, model: HubModel) -> RemoteFile:
         digest = Digest("git-sha1", file.blob_id)
     tag = f"{digest.algorithm}:{digest.hexdigest}" if digest else file.blob_id or ""
     return RemoteFile(file.rfilename, size, tag, digest)
-
-
-def _bytes_before(response: aiohttp.ClientResponse, start: int) -> int:
-    """How many bytes of the answer's body come before `start`."""
-    if response.status != 206:
-        return start
-    if not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
-        raise Interrupted(f"{response.url.host} sent another range than was asked for")
-    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +168,9 @@ def hub_refusal(model: HubModel, status: int, headers: Mapping[str, str]) -> Dow
         return AccessDenied(f"{model.endpoint} refuses to give {model.repository}: {_token_remedy(model)}")
     if status == 429:
         remedy = "use a mirror (--endpoint)" if model.has_token else "a token in HF_TOKEN raises the limit"
-        return Interrupted(f"{model.endpoint} answers 429 Too Many Requests; {remedy}", _retry_after(headers))
+        return Interrupted(f"{model.endpoint} answers 429 Too Many Requests; {remedy}", retry_after(headers))
     if status >= 500 or status == 408:
-        return Interrupted(f"{model.endpoint} answers {status}", _retry_after(headers))
+        return Interrupted(f"{model.endpoint} answers {status}", retry_after(headers))
     return BadSettings(f"{model.endpoint} answers {status} for {model.repository}: is it the URL of a hub?")
 
 
@@ -231,8 +203,3 @@ def _token_remedy(model: HubModel) -> str:
     if model.has_token:
         return f"the token is wrong, has expired or may not read it; put another one into {_TOKEN}"
     return f"put a token that may read it into {_TOKEN}"
-
-
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    value = headers.get("retry-after", "").strip()
-    return float(value) if value.isascii() and value.isdecimal() and len(value) < 10 else None

@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from pathlib import Path
 
 from pagefleet_download.errors import BadSettings, ModelNotFound
-from pagefleet_download.manifest import MANIFEST, InstalledFile, Manifest, decode, encode
+from pagefleet_download.manifest import MANIFEST, TEXT_MANIFEST, InstalledFile, Manifest, decode, encode
 from pagefleet_download.open_source import read_file
 from pagefleet_download.source import Algorithm, Digest, Listing, RemoteFile
 from pagefleet_download.target_folder import read_small, regular_size, same_bytes, write_whole
@@ -35,8 +35,10 @@ _DIGESTS: Mapping[Algorithm, re.Pattern[str]] = {
 class HubCache:
     """One repository in the cache, as a Target of downloads and, by `snapshot`, as a folder to load."""
 
-    def __init__(self, root: Path, repository: str, revision: str | None, settled: bool = True) -> None:
-        """`settled`: a branch keeps the commit that it means here.
+    def __init__(
+        self, root: Path, repository: str, revision: str | None, settled: bool = True, text_only: bool = False
+    ) -> None:
+        """`settled`: a branch keeps the commit that it means here. `text_only`: it is finished without weights too.
 
         Raises:
             BadSettings: the revision can be no name of a branch, a tag or a commit.
@@ -47,6 +49,7 @@ class HubCache:
         self._repository = repository
         self._revision = revision or "main"
         self._settled = settled or bool(_COMMIT.fullmatch(self._revision))
+        self._text_only = text_only
         self.path = root / f"models--{repository.replace('/', '--')}"
         self.lock_path = root / ".locks" / self.path.name / "pagefleet.lock"
 
@@ -70,9 +73,15 @@ class HubCache:
 
     def finished(self, source: str, revision: str | None) -> Manifest | None:
         commit = self.commit() if self._settled else None
-        found = read_small(self.snapshot(commit) / MANIFEST) if commit else None
+        if commit is None:
+            return None
+        names = (MANIFEST, TEXT_MANIFEST) if self._text_only else (MANIFEST,)
+        return next((found for name in names if (found := self._finished(source, commit, name))), None)
+
+    def _finished(self, source: str, commit: str, name: str) -> Manifest | None:
+        found = read_small(self.snapshot(commit) / name)
         manifest = decode(found, Manifest) if found else None
-        if commit is None or manifest is None or (manifest.source, manifest.facts.revision) != (source, commit):
+        if manifest is None or (manifest.source, manifest.facts.revision) != (source, commit):
             return None
         sizes = ((self.content(self.snapshot(commit) / file.name), file.size) for file in manifest.files)
         return manifest if all(content and content.stat().st_size == size for content, size in sizes) else None
@@ -124,7 +133,7 @@ class HubCache:
             ref = self.path / "refs" / self._revision
             ref.parent.mkdir(parents=True, exist_ok=True)
             write_whole(ref, commit.encode())
-        write_whole(folder / MANIFEST, encode(manifest))
+        write_whole(folder / (TEXT_MANIFEST if self._text_only else MANIFEST), encode(manifest))
 
     def local_copy(self) -> SnapshotSource:
         """What is here of the revision, read without the hub.

@@ -10,6 +10,8 @@ import msgspec
 from pagefleet_protocol.model_facts import ModelFacts
 
 MANIFEST = ".pagefleet.json"
+TEXT_MANIFEST = ".pagefleet.text.json"
+"""Where what is finished has no weights, in a folder that may get some."""
 FORMAT_VERSION = 1
 
 T = TypeVar("T", "Manifest", "Journal")

@@ -6,7 +6,6 @@ identity, instance). It does not retry here: `attempts` does.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -28,7 +27,7 @@ from pagefleet_download.errors import (
 )
 from pagefleet_download.selection import CONFIG
 from pagefleet_download.settings import DownloadSettings
-from pagefleet_download.source import Digest, Listing, RemoteFile
+from pagefleet_download.source import Digest, Listing, RemoteFile, digest_of_listing
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, GCSStore, RetryConfig, S3Config, S3Store
@@ -79,9 +78,7 @@ class ObjectStoreSource:
             raise ModelNotFound(f"{self._uri} holds no object: check bucket and path, and that the model is there")
         if not await self._tags_are_md5(files):
             files = [replace(file, digest=None) for file in files]
-        listed = sorted(f"{file.name}\0{file.size}\0{file.tag}\n" for file in files)
-        revision = hashlib.sha256("".join(listed).encode()).hexdigest()[:40]
-        return Listing(revision, tuple(files))
+        return Listing(digest_of_listing(files), tuple(files))
 
     async def read(self, file: RemoteFile, start: int, stop: int) -> AsyncGenerator[bytes]:
         """Only of the object that was listed: If-Match."""

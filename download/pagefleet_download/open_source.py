@@ -14,9 +14,11 @@ from pydantic_core import PydanticCustomError
 
 from pagefleet_download.errors import AccessDenied, BadModel, BadSettings, ModelNotFound, disk_error
 from pagefleet_download.hub import open_hub
+from pagefleet_download.modelscope import open_modelscope
 from pagefleet_download.object_store import open_object_store
 from pagefleet_download.settings import DownloadSettings
 from pagefleet_download.source import Listing, ModelSource, RemoteFile
+from pagefleet_download.web_folder import open_web_folder
 
 _CHUNK = 1 << 22
 
@@ -32,7 +34,9 @@ def downloadable(uri: str) -> ModelUri:
     except PydanticCustomError as error:
         raise BadSettings(str(error)) from error
     if not parsed.remote and parsed.scheme != "file":
-        raise BadSettings(f"{parsed.scheme}:// is not downloaded: give hf://, s3://, gs:// or file://")
+        raise BadSettings(
+            f"{parsed.scheme}:// is not downloaded: give hf://, modelscope://, s3://, gs://, https:// or file://"
+        )
     return parsed
 
 
@@ -42,11 +46,15 @@ def open_source(uri: ModelUri, settings: DownloadSettings) -> AbstractAsyncConte
     Raises:
         BadSettings: the settings do not fit the store.
     """
-    if settings.revision and uri.scheme != "hf":
+    if settings.revision and not uri.has_revisions:
         raise BadSettings(f"a revision is of a repository; {uri.scheme}:// has none: leave it out")
     match uri.scheme:
         case "hf":
             return open_hub(uri.path, settings)
+        case "modelscope":
+            return open_modelscope(uri.path, settings)
+        case "https" | "http":
+            return open_web_folder(uri.text, settings)
         case "s3" | "gs":
             return open_object_store(uri.scheme, uri.path, settings)
         case _:

@@ -13,12 +13,21 @@ from pagefleet_protocol.model_facts import ModelFacts
 
 from pagefleet_download.errors import BadModel, Interrupted
 from pagefleet_download.reading import persist, read_json, read_range, side_by_side
-from pagefleet_download.selection import CONFIG, INDEX, check_config, choose_weights, companions, top_names
+from pagefleet_download.selection import (
+    CONFIG,
+    INDEX,
+    MAX_INDEX_BYTES,
+    check_config,
+    check_tokenizer,
+    choose_weights,
+    companions,
+    is_weights,
+    top_names,
+)
 from pagefleet_download.settings import DownloadSettings
 from pagefleet_download.source import Listing, ModelSource, RemoteFile
 
 _MAX_CONFIG_BYTES = 4 << 20
-_MAX_INDEX_BYTES = 32 << 20
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 
@@ -39,10 +48,12 @@ async def outline(source: ModelSource, settings: DownloadSettings) -> ModelOutli
     """
     listing = await persist(lambda: _list(source, settings), settings)
     names = top_names(file.name for file in listing.files)
-    check_config(names)
     found = {file.name: file for file in listing.files}
+    if settings.text_only:
+        return _text_outline(listing.revision, names, found)
+    check_config(names)
     shape, quantization = _read_config(await read_json(source, found[CONFIG], _MAX_CONFIG_BYTES, settings))
-    index = await read_json(source, found[INDEX], _MAX_INDEX_BYTES, settings) if INDEX in names else None
+    index = await read_json(source, found[INDEX], MAX_INDEX_BYTES, settings) if INDEX in names else None
     weights = [found[name] for name in choose_weights(names, index)]
     wanted = tuple(found[name] for name in companions(names)) + tuple(weights)
     windows = [window for window in shape.kept_windows if window is not None]
@@ -64,6 +75,13 @@ async def outline(source: ModelSource, settings: DownloadSettings) -> ModelOutli
         num_kv_shared_layers=shape.num_kv_shared_layers,
         default_length=0 if shape.default_length == shape.context_length else shape.default_length,
     )
+    return ModelOutline(wanted, facts)
+
+
+def _text_outline(revision: str, names: list[str], found: Mapping[str, RemoteFile]) -> ModelOutline:
+    check_tokenizer(names)
+    wanted = tuple(found[name] for name in companions(names) if not is_weights(name))
+    facts = ModelFacts(revision, 0, len(wanted), "", "", "", *(0,) * 7)  # no model: there is nothing to plan for
     return ModelOutline(wanted, facts)
 
 

@@ -45,7 +45,8 @@ class ProgressMeter:
         self._phase = phase
 
     def expect(self, num_bytes: int, num_files: int) -> None:
-        """Say what the whole is, whether it is here already or not."""
+        """Say what the whole of the next download is, whether it is here already or not."""
+        self._bytes_done = self._files_done = 0
         self._bytes_total, self._files_total = num_bytes, num_files
 
     def add_bytes(self, count: int) -> None:

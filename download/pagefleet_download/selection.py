@@ -10,7 +10,21 @@ from pagefleet_download.errors import BadModel
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
+SINGLE = "model.safetensors"
+MAX_INDEX_BYTES = 32 << 20
+MAYBE = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+"""What may lie beside the weights, where a store cannot be asked what there is."""
 _WEIGHTS = ".safetensors"
 _BESIDE_WEIGHTS = (".json", ".model", ".txt", ".jinja")
 """Configurations, tokenizers, merges and vocabularies, chat templates."""
@@ -54,9 +68,12 @@ def choose_weights(names: Iterable[str], index: Mapping[str, Any] | None) -> lis
     """
     there = set(names)
     if index is not None:
-        return _indexed(there, index)
-    if _SINGLE in there:
-        return [_SINGLE]
+        named = indexed(index)
+        if missing := [name for name in named if name not in there]:
+            raise BadModel(f"the model lacks {name_some(missing)}, named in {INDEX}: add the missing shards")
+        return named
+    if SINGLE in there:
+        return [SINGLE]
     loose = sorted(name for name in there if name.endswith(_WEIGHTS))
     if any("-of-" in name for name in loose):
         raise BadModel(f"{INDEX} is missing beside sharded weights: add it to the model")
@@ -74,6 +91,12 @@ def check_config(names: Iterable[str]) -> None:
     if not any(name.endswith(_WEIGHTS) for name in there):
         raise BadModel(_no_weights(there))
     raise BadModel(f"the model has no {CONFIG}: give a model in Hugging Face layout")
+
+
+def check_tokenizer(names: Iterable[str]) -> None:
+    """Refuse what has no tokenizer, where nothing else is wanted."""
+    if not {"tokenizer.json", "tokenizer.model"} & set(names):
+        raise BadModel("there is no tokenizer.json and no tokenizer.model: name a repository or folder that has one")
 
 
 def is_weights(name: str) -> bool:
@@ -96,7 +119,12 @@ def name_some(names: list[str]) -> str:
     return ", ".join(names[:3]) + more
 
 
-def _indexed(there: set[str], index: Mapping[str, Any]) -> list[str]:
+def indexed(index: Mapping[str, Any]) -> list[str]:
+    """The files of weights that an index names.
+
+    Raises:
+        BadModel: it names none, or what can be none.
+    """
     places = index.get("weight_map")
     if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
         raise BadModel(f"{INDEX} has no weight_map of tensor names to file names: repair the file")
@@ -106,8 +134,6 @@ def _indexed(there: set[str], index: Mapping[str, Any]) -> list[str]:
         shown = name_some([ascii(name[:80]) for name in strange])
         raise BadModel(f"{INDEX} names {shown}: weights must be *{_WEIGHTS} files that lie beside it")
     check_amount(named)
-    if missing := [name for name in named if name not in there]:
-        raise BadModel(f"the model lacks {name_some(missing)}, named in {INDEX}: add the missing shards")
     return named
 
 

@@ -8,13 +8,17 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pagefleet_protocol.model_uri import ModelUri
+
 from pagefleet_download.xet import WELL_KNOWN_HUB, XetLibrary
 
 _ENDPOINTS = {
     "hf": ("HF_ENDPOINT",),
+    "modelscope": ("MODELSCOPE_DOMAIN",),
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
     "gs": ("GOOGLE_BASE_URL",),
 }
+_TOKENS = {"hf": "HF_TOKEN", "modelscope": "MODELSCOPE_API_TOKEN"}
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _TRUE = ("1", "ON", "YES", "TRUE")
 
@@ -62,6 +66,8 @@ class DownloadSettings:
     """Of the hub. The stores' libraries find their own credentials in the environment."""
     offline: bool = False
     """Ask no hub: HF_HUB_OFFLINE is set."""
+    text_only: bool = False
+    """Tokenizer, chat template and configurations, and no weights."""
     xet: XetLibrary | None = None
     """Another way for large files of the well-known hub. A job in a cluster has none: its memory is counted."""
     web_identity: bool = False
@@ -71,13 +77,25 @@ class DownloadSettings:
     host: Host = Host()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What somebody wants to have on this machine."""
+
+    uri: ModelUri
+    revision: str | None = None
+    text_only: bool = False
+    """Of a model the tokenizer, the chat template and the configurations alone."""
+    folder: Path | None = None
+    """For what is downloaded, in place of the user's caches."""
+
+
 def settings_for(
     uri: str, revision: str | None, endpoint: str | None, environment: Mapping[str, str]
 ) -> DownloadSettings:
     """Return the settings of one model; where nobody gave an endpoint, the store's own tools' variables are read."""
     variables = (environment.get(name) for name in _ENDPOINTS.get(uri.partition("://")[0], ()))
     endpoint = endpoint or next(filter(None, variables), None)
-    token = environment.get("HF_TOKEN", "").strip()
+    token = environment.get(_TOKENS.get(uri.partition("://")[0], ""), "").strip()
     if not token and uri.startswith("hf://") and endpoint in (None, WELL_KNOWN_HUB):
         token = _stored_token(environment)
     return DownloadSettings(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
@@ -57,6 +57,12 @@ class Listing:
     revision: str
     """What the asked revision is now, in a form that never moves; empty where there is nothing like it."""
     files: tuple[RemoteFile, ...]
+
+
+def digest_of_listing(files: Iterable[RemoteFile]) -> str:
+    """Return what stands for a revision where a store has none: a digest of all names, sizes and tags."""
+    listed = sorted(f"{file.name}\0{file.size}\0{file.tag}\n" for file in files)
+    return hashlib.sha256("".join(listed).encode()).hexdigest()[:40]
 
 
 class ModelSource(Protocol):

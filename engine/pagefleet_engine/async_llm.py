@@ -45,7 +45,8 @@ class AsyncLLM:
         self._config = with_local_model(given, os.environ)
         folder = resolve_model_folder(self._config.model.model)
         self._tokenizer_folder = Path(self._config.model.tokenizer) if self._config.model.tokenizer else folder
-        self._tokenizer: Tokenizer = load_text_model(self._tokenizer_folder, folder).tokenizer
+        text = load_text_model(self._tokenizer_folder, folder, self._config.model.hf_overrides)
+        self._tokenizer: Tokenizer = text.tokenizer
         self._starting: asyncio.Task[AsyncEngineClient] | None = None
         self._serial = itertools.count()
         self._open: dict[str, str] = {}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from pagefleet_engine.config import EngineConfig, ServerConfig, check_together
-from pagefleet_engine.errors import ConfigError, ModelLoadError
+from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.rank_settings import rank_settings
 from pagefleet_engine.settings import ENGINE_SETTINGS, SERVE, engine_config, told_status
 
@@ -25,8 +24,10 @@ def read_configuration(arguments: Sequence[str], environment: Mapping[str, str])
     server = SERVE.build(ServerConfig, given)
     check_together(engine, server)
     rank_settings(engine, server)
-    if any(argument.partition("=")[0].replace("_", "-") == "--api-key" for argument in arguments):
-        SERVE.say("--api-key can be read in the list of processes: prefer --api-key-file")
+    flags = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
+    for secret, instead in (("--api-key", "--api-key-file"), ("--hf-token", "the variable HF_TOKEN")):
+        if secret in flags:
+            SERVE.say(f"{secret} can be read in the list of processes: prefer {instead}")
     return engine, server
 
 
@@ -37,13 +38,11 @@ def _check_folders(config: EngineConfig) -> None:
         ModelLoadError: a folder is missing, or holds something else.
     """
     from pagefleet_engine.engine_core.model_folder import resolve_model_folder  # noqa: PLC0415
-    from pagefleet_engine.local_model import named_model  # noqa: PLC0415 imports the downloader
+    from pagefleet_engine.local_model import local_tokenizer, named_model  # noqa: PLC0415 imports the downloader
 
-    model = config.model
-    if not named_model(config).remote:
-        resolve_model_folder(model.model)
-    if model.tokenizer is not None and not Path(model.tokenizer).expanduser().is_dir():
-        raise ModelLoadError(f"tokenizer {model.tokenizer}: no such folder; give one that holds tokenizer.json")
+    if not named_model(config, os.environ).remote:
+        resolve_model_folder(config.model.model)
+    local_tokenizer(config, os.environ)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

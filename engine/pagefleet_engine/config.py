@@ -19,6 +19,7 @@ from pagefleet_protocol.settings.fields import (
     Bytes,
     Count,
     HostName,
+    JsonObject,
     Port,
     Seconds,
     Share,
@@ -66,12 +67,20 @@ class ModelConfig:
     """What to load, and how."""
 
     model: str
-    """organization/name of the Hugging Face Hub, a folder in its layout, s3://bucket/path, gs://bucket/path, or
-    builtin://tiny."""
+    """organization/name of the Hugging Face Hub, a folder in its layout, s3://bucket/path, gs://bucket/path,
+    https://host/folder, modelscope://organization/name, or builtin://tiny."""
     revision: str | None = None
     """Branch, tag or commit of a model of the hub; default: main, at the commit that was downloaded first."""
     tokenizer: str | None = None
-    """Folder of the tokenizer; default: the model's."""
+    """Folder or name of the tokenizer, as of a model; default: the model's."""
+    tokenizer_revision: str | None = None
+    """Branch, tag or commit of the tokenizer; default: the model's where tokenizer is not given, else main."""
+    hf_overrides: Annotated[str, JsonObject()] | None = None
+    """What the model's config.json shall say instead, as a JSON object; objects in it are merged."""
+    download_dir: str | None = None
+    """Folder for models that are downloaded; default: the cache that the hub's tools share (HF_HUB_CACHE)."""
+    hf_token: str | None = field(default=None, repr=False)
+    """Token of the hub; default: HF_TOKEN, which other users of this machine cannot read in its list of processes."""
     served_model_name: Annotated[str, Words()] | None = None
     """Names that clients may use, the first being the engine's own: NAME ALIAS or NAME,ALIAS; default: the folder's
     name, or that on the hub."""

@@ -100,9 +100,10 @@ class LLMEngine:
                 "%s holds no tokenizer: prompts must be token ids, outputs have no text", self._tokenizer_folder
             )
         elif not skip_tokenizer_init:
-            self.text = load_text_model(self._tokenizer_folder, folder)
+            self.text = load_text_model(self._tokenizer_folder, folder, config.model.hf_overrides)
             self.tokenizer = self.text.tokenizer
-        self.eos_token_ids = self.tokenizer.eos_token_ids if self.tokenizer else read_eos_token_ids(folder)
+        overrides = config.model.hf_overrides
+        self.eos_token_ids = self.tokenizer.eos_token_ids if self.tokenizer else read_eos_token_ids(folder, overrides)
         self._core, self._ready = _started(config)
         self._unless_shut = weakref.finalize(self, self._core.shutdown)
         self._open: dict[str, tuple[OpenRequest, int]] = {}

@@ -6,44 +6,47 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event, Thread
 from typing import TextIO
 
 from pagefleet_download.errors import DownloadError
 from pagefleet_download.progress import DownloadProgress, ProgressMeter
+from pagefleet_download.settings import Wish
 from pagefleet_protocol.model_uri import ModelUri, model_named
 from pydantic_core import PydanticCustomError
 from tqdm import tqdm
 
+from pagefleet_engine.builtin import builtin_model_path
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.errors import ConfigError, ModelLoadError
 
 _LOOK_S = 0.1
 _BAR = "{desc}: {percentage:3.0f} %|{bar}| {n_fmt}B of {total_fmt}B {postfix}"
 _BUILTIN = "builtin://"
+_BY_MODELSCOPE = "VLLM_USE_MODELSCOPE"
 
 
 def with_local_model(config: EngineConfig, environment: Mapping[str, str]) -> EngineConfig:
-    """Return the configuration with the model's folder for its name; a model of a store is downloaded if need be.
+    """Return the configuration with the folders of model and tokenizer for their names; what a store has is downloaded
+    if need be.
 
     Clients call a model of the hub as the hub does, and by the last part of its name. A download draws a bar where
     stderr is a terminal, and is told in the log elsewhere.
 
     Args:
-        config: its model is as somebody wrote it.
+        config: model and tokenizer are as somebody wrote them.
         environment: HF_HOME, HF_TOKEN and the like.
 
     Raises:
         ModelLoadError: the model cannot be had; one line with what to do.
         ConfigError: a revision is given of what has none.
     """
-    uri = named_model(config)
-    if not uri.remote:
-        return config
-    with _told(config):
-        return _in_folder(config, uri, _brought(uri, config.model.revision, environment))
+    for order in _orders(config, environment):
+        with _told(order):
+            config = order.filled(config, _brought(order.wish, _environment(config, environment)))
+    return _settled(config, environment)
 
 
 async def bring_local_model(
@@ -54,40 +57,85 @@ async def bring_local_model(
     Raises:
         ModelLoadError, ConfigError: as there.
     """
-    uri = named_model(config)
-    if not uri.remote:
-        return config
-    from pagefleet_download.bring import bring_as_user  # noqa: PLC0415 only a download needs its libraries
+    for order in _orders(config, environment):
+        from pagefleet_download.bring import bring_as_user  # noqa: PLC0415 only a download needs its libraries
 
-    with _told(config):
-        return _in_folder(config, uri, await bring_as_user(uri, config.model.revision, environment, progress))
+        with _told(order):
+            folder = await bring_as_user(order.wish, _environment(config, environment), progress)
+            config = order.filled(config, folder)
+    return _settled(config, environment)
+
+
+def _environment(config: EngineConfig, environment: Mapping[str, str]) -> Mapping[str, str]:
+    return {**environment, "HF_TOKEN": config.model.hf_token} if config.model.hf_token else environment
+
+
+def _settled(config: EngineConfig, environment: Mapping[str, str]) -> EngineConfig:
+    tokenizer = local_tokenizer(config, environment)
+    if tokenizer is None:
+        return without_token(config)
+    return without_token(replace(config, model=replace(config.model, tokenizer=str(tokenizer))))
+
+
+def without_token(config: EngineConfig) -> EngineConfig:
+    """Return what other processes and machines may see, of which none downloads."""
+    return replace(config, model=replace(config.model, hf_token=None)) if config.model.hf_token else config
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What a configuration wants downloaded."""
+
+    name: str
+    """As somebody wrote it."""
+    wish: Wish
+
+    def filled(self, config: EngineConfig, folder: Path) -> EngineConfig:
+        """Return the configuration with the folder for the name."""
+        model, uri = config.model, self.wish.uri
+        if self.wish.text_only:
+            return replace(config, model=replace(model, tokenizer=str(folder), tokenizer_revision=None))
+        last = uri.path.rstrip("/").rpartition("/")[2]
+        names = model.served_model_name or (f"{uri.path},{last}" if uri.has_revisions else last)
+        return replace(config, model=replace(model, model=str(folder), served_model_name=names))
+
+
+def _orders(config: EngineConfig, environment: Mapping[str, str]) -> list[_Order]:
+    """Return what is not on this machine, the least first: a mistake in its name is seen soon.
+
+    Raises:
+        ModelLoadError, ConfigError: a name can be none, or none with a revision.
+    """
+    model, found = config.model, []
+    folder = Path(model.download_dir).expanduser() if model.download_dir else None
+    for name, uri, revision, text_only in (
+        (model.tokenizer or model.model, named_tokenizer(config, environment), model.tokenizer_revision, True),
+        (model.model, named_model(config, environment), model.revision, False),
+    ):
+        if uri is not None and uri.remote:
+            found.append(_Order(name, Wish(uri=uri, revision=revision, text_only=text_only, folder=folder)))
+    return found
 
 
 @contextmanager
-def _told(config: EngineConfig) -> Iterator[None]:
-    name = config.model.model
+def _told(order: _Order) -> Iterator[None]:
+    name = order.name
     try:
         yield
     except DownloadError as error:
         hint = "" if "://" in name else f" (there is no folder {name} here either)"
-        raise ModelLoadError(f"{name}: {error}{hint}") from error
+        what = "tokenizer " if order.wish.text_only else ""
+        raise ModelLoadError(f"{what}{name}: {error}{hint}") from error
 
 
-def _in_folder(config: EngineConfig, uri: ModelUri, folder: Path) -> EngineConfig:
-    model = config.model
-    last = uri.path.rstrip("/").rpartition("/")[2]
-    names = model.served_model_name or (f"{uri.path},{last}" if uri.scheme == "hf" else last)
-    return replace(config, model=replace(model, model=str(folder), served_model_name=names))
-
-
-def _brought(uri: ModelUri, revision: str | None, environment: Mapping[str, str]) -> Path:
+def _brought(wish: Wish, environment: Mapping[str, str]) -> Path:
     from pagefleet_download.bring import bring_and_wait  # noqa: PLC0415 only a download needs its libraries
 
     progress = ProgressMeter()
     if not sys.stderr.isatty():
-        return bring_and_wait(uri, revision, environment, progress, logs=True)
-    with drawn(progress, uri.path, sys.stderr):
-        return bring_and_wait(uri, revision, environment, progress)
+        return bring_and_wait(wish, environment, progress, logs=True)
+    with drawn(progress, wish.uri.path, sys.stderr):
+        return bring_and_wait(wish, environment, progress)
 
 
 @contextmanager
@@ -117,33 +165,56 @@ def drawn(progress: DownloadProgress, name: str, stream: TextIO) -> Iterator[Non
         drawing.join()
 
 
-def named_model(config: EngineConfig) -> ModelUri:
-    """Return which model is meant; nothing is downloaded.
+def named_model(config: EngineConfig, environment: Mapping[str, str]) -> ModelUri:
+    """Return which model is meant; nothing is downloaded. A name is one of ModelScope where VLLM_USE_MODELSCOPE is set.
 
     Raises:
         ModelLoadError, ConfigError: it can be none, or none with a revision.
     """
-    model = config.model.model
+    return _named(config.model.model, "", config.model.revision, environment)
+
+
+def named_tokenizer(config: EngineConfig, environment: Mapping[str, str]) -> ModelUri | None:
+    """Return where the tokenizer is; None: with the model.
+
+    Raises:
+        ModelLoadError, ConfigError: it can be nowhere, or not with a revision.
+    """
+    model = config.model
+    if model.tokenizer is None and model.tokenizer_revision in (None, model.revision):
+        return None
+    return _named(model.tokenizer or model.model, "tokenizer", model.tokenizer_revision, environment)
+
+
+def local_tokenizer(config: EngineConfig, environment: Mapping[str, str]) -> Path | None:
+    """Return the folder of a tokenizer that is named and is on this machine.
+
+    Raises:
+        ModelLoadError, ConfigError: there is no such folder, or as `named_tokenizer`.
+    """
+    uri = named_tokenizer(config, environment)
+    if uri is None or uri.remote:
+        return None
+    folder = builtin_model_path(uri.path) if uri.scheme == "builtin" else Path(uri.local_path)
+    if not folder.is_dir():
+        raise ModelLoadError(f"tokenizer {folder}: no such folder; give one that holds tokenizer.json, or a name")
+    return folder
+
+
+def _named(name: str, what: str, revision: str | None, environment: Mapping[str, str]) -> ModelUri:
     try:
-        is_builtin = model.startswith(_BUILTIN)
-        uri = ModelUri("builtin", model.removeprefix(_BUILTIN)) if is_builtin else model_named(model, os.path.exists)
+        is_builtin = name.startswith(_BUILTIN)
+        uri = ModelUri("builtin", name.removeprefix(_BUILTIN)) if is_builtin else model_named(name, os.path.exists)
     except PydanticCustomError as error:
-        raise ModelLoadError(str(error)) from None
-    if uri.scheme != "hf":
-        _check_revision(config)
-    if not uri.remote:
-        _check_mounted(uri)
-    return uri
-
-
-def _check_revision(config: EngineConfig) -> None:
-    if config.model.revision is not None:
+        raise ModelLoadError(f"{what} {error}".lstrip()) from None
+    if uri.scheme == "hf" and "://" not in name and environment.get(_BY_MODELSCOPE, "").lower() in ("1", "true"):
+        uri = ModelUri("modelscope", uri.path)
+    if revision is not None and not uri.has_revisions:
+        setting = f"{what}_revision".lstrip("_")
         raise ConfigError(
-            f"revision is {config.model.revision[:80]!r}, and {config.model.model} is no model of the hub, which alone "
-            "has revisions: leave it out"
+            f"{setting} is {revision[:80]!r}, and {name} is no model of the hub, which alone has revisions: leave it "
+            "out"
         )
-
-
-def _check_mounted(uri: ModelUri) -> None:
     if uri.scheme in ("pvc", "oci"):
         raise ModelLoadError(f"{uri.text}: only a cluster mounts {uri.scheme}://; give a folder or a model of the hub")
+    return uri

@@ -1,4 +1,4 @@
-"""Which model somebody means: `Qwen/Qwen3-0.6B`, a path, or `hf:// s3:// gs:// pvc:// oci:// file:// builtin://tiny`."""
+"""Which model somebody means: `Qwen/Qwen3-0.6B`, a path, or a URI such as `hf://`, `s3://`, `file://`, `builtin://`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,21 @@ from pydantic import AfterValidator, Field
 
 from pagefleet_protocol.resource_base import wrong
 
-Scheme = Literal["hf", "s3", "gs", "pvc", "oci", "file", "builtin"]
+Scheme = Literal["hf", "modelscope", "s3", "gs", "https", "http", "pvc", "oci", "file", "builtin"]
 
 _MAX_LENGTH = 1024
+_REPOSITORY = r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*"
 # Part of a path that is neither `.` nor `..`: those could leave the bucket's folder or the claim.
 _PART = r"(\.{0,2}[^/.\x00-\x20][^/\x00-\x20]*|\.{3}[^/\x00-\x20]*)"
+_WORD = "[A-Za-z0-9_~%+=,-]"
+_WEB = rf"[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?(/\.{{0,2}}{_WORD}[A-Za-z0-9._~%+=,-]*)*/?"
 _FORMS: Mapping[Scheme, tuple[str, str]] = {
-    "hf": (r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*", "hf://organization/name"),
+    "hf": (_REPOSITORY, "hf://organization/name"),
+    "modelscope": (_REPOSITORY, "modelscope://organization/name"),
     "s3": (rf"[a-z0-9][a-z0-9.-]+(/{_PART})+/?", "s3://bucket/path"),
     "gs": (rf"[a-z0-9][a-z0-9._-]+(/{_PART})+/?", "gs://bucket/path"),
+    "https": (_WEB, "https://host/folder"),
+    "http": (_WEB, "http://host/folder"),
     "pvc": (rf"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/{_PART})*/?", "pvc://claim/path"),
     "oci": (
         r"[a-z0-9][A-Za-z0-9._-]*(:[0-9]+)?(/[a-z0-9][a-z0-9._-]*)+(:[A-Za-z0-9._-]+)?(@sha256:[0-9a-f]{64})?",
@@ -30,10 +36,11 @@ _FORMS: Mapping[Scheme, tuple[str, str]] = {
     "file": (r"/[^\x00]+", "file:///absolute/path"),
     "builtin": (r"tiny", "builtin://tiny"),
 }
-_NAME, _ = _FORMS["hf"]
-PATTERN = "^(" + "|".join([_NAME, *(f"{scheme}://{form}" for scheme, (form, _) in _FORMS.items())]) + ")$"
+PATTERN = "^(" + "|".join([_REPOSITORY, *(f"{scheme}://{form}" for scheme, (form, _) in _FORMS.items())]) + ")$"
 """Of every URI, and of names of the hub; means the same to Python and to Go."""
 EXAMPLES = ", ".join(["organization/name", *(example for _, example in _FORMS.values())])
+REMOTE: tuple[Scheme, ...] = ("hf", "modelscope", "s3", "gs", "https", "http")
+"""Of stores that are asked over the network."""
 _PATH_BEGINS = ("/", "./", "../", "~")
 
 
@@ -52,7 +59,12 @@ class ModelUri:
     @property
     def remote(self) -> bool:
         """Whether the model has to be downloaded from a store over the network."""
-        return self.scheme in ("hf", "s3", "gs")
+        return self.scheme in REMOTE
+
+    @property
+    def has_revisions(self) -> bool:
+        """Whether it is a repository of a hub."""
+        return self.scheme in ("hf", "modelscope")
 
     @property
     def local_path(self) -> str:
@@ -101,19 +113,21 @@ def model_named(text: str, exists: Callable[[str], bool]) -> ModelUri:
     Raises:
         PydanticCustomError: it can be none of this; the message says what to write.
     """
+    if page := re.match(rf"https?://(?:huggingface|hf)\.co/({_REPOSITORY})", text):
+        raise wrong(f"write {page[1]}, which is the model's name on the hub, not the address of its page")
     if "://" in text:
         return parse_model_uri(text)
     path = os.path.expanduser(text)
     if text in (".", "..") or text.startswith(_PATH_BEGINS) or (text and exists(path)):
         return ModelUri("file", quote(os.path.abspath(path)))
-    if re.fullmatch(_NAME, text):
+    if re.fullmatch(_REPOSITORY, text):
         return ModelUri("hf", text)
     raise wrong(f"{text[:80]!a}: no such folder, and no name of a model: give a folder, or one of {EXAMPLES}")
 
 
 def _with_scheme(text: str) -> str:
     """Write a name of the hub as its URI: `hf://organization/name`; anything else stays as it is."""
-    return f"hf://{text}" if re.fullmatch(_NAME, text) else text
+    return f"hf://{text}" if re.fullmatch(_REPOSITORY, text) else text
 
 
 ModelUriText = Annotated[str, Field(max_length=_MAX_LENGTH), AfterValidator(_with_scheme)]

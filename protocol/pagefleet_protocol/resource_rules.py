@@ -34,6 +34,9 @@ _CACHE_TYPES = {
     "hf": ("auto", "none", "pvc", "hostPath"),
     "s3": ("auto", "none", "pvc", "hostPath"),
     "gs": ("auto", "none", "pvc", "hostPath"),
+    "modelscope": ("auto", "none", "pvc", "hostPath"),
+    "https": ("auto", "none", "pvc", "hostPath"),
+    "http": ("auto", "none", "pvc", "hostPath"),
     "pvc": ("auto", "pvc"),
     "oci": ("auto", "image"),
     "file": ("auto", "none"),
@@ -220,7 +223,7 @@ SERVICE_RULES = (
     Rule(
         _SPEC,
         _cel_cache_types(),
-        "does not suit the model: hf://, s3:// and gs:// take auto, none, pvc or hostPath; pvc:// takes auto or pvc; "
+        "does not suit the model: what is downloaded takes auto, none, pvc or hostPath; pvc:// takes auto or pvc; "
         "oci:// takes auto or image; file:// and builtin:// take auto or none",
         _cache_suits_the_model,
         "cache.type",

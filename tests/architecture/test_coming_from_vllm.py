@@ -23,6 +23,7 @@ VALUES = {
     "distributed_executor_backend": "ray",
     "all2all_backend": "all2allv",
     "gpu_memory_utilization": "0.5",
+    "hf_overrides": '{"rope_theta": 1e6}',
 }
 """What options take that do not take any word or number."""
 DOCUMENT = Path(__file__).parents[2] / "docs" / "coming-from-vllm.md"

@@ -151,7 +151,10 @@ def test_what_is_mounted_is_not_downloaded(tmp_path: Path, uri: str) -> None:
     assert "is not downloaded" in result.message
 
 
-@pytest.mark.parametrize("uri", ["hf://only-a-name", "https://example.org/model", "model", "file://relative", ""])
+@pytest.mark.parametrize(
+    "uri",
+    ["hf://only-a-name", "ftp://example.org/model", "https://me@example.org/model", "model", "file://relative", ""],
+)
 def test_what_is_no_uri(tmp_path: Path, uri: str) -> None:
     result = run(uri, tmp_path, fast())
     assert result.reason == "BadSettings"

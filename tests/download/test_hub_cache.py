@@ -22,8 +22,9 @@ from pagefleet_download.errors import (
     ModelNotFound,
     StoreUnreachable,
 )
+from pagefleet_download.manifest import TEXT_MANIFEST
 from pagefleet_download.progress import ProgressMeter
-from pagefleet_download.settings import DownloadSettings
+from pagefleet_download.settings import DownloadSettings, Wish
 from pagefleet_protocol.model_uri import ModelUri, model_named
 
 from tests.fakes.downloads import fast, visible
@@ -216,6 +217,34 @@ def test_a_link_out_of_the_cache_is_refused(hub: HubServer, root: Path, tmp_path
         have(root, fast(endpoint=hub.url, offline=offline))
 
 
+def test_a_tokenizer_alone_needs_no_weights(hub: HubServer, root: Path) -> None:
+    files = {name: data for name, data in sharded().items() if not name.endswith(".safetensors")}
+    hub.repositories["org/model"].commit(files)
+    folder = have(root, fast(endpoint=hub.url, text_only=True))
+    assert visible(folder) == {name for name in WANTED if name in files and "index" not in name}
+    hub.seen.clear()
+    assert have(root, fast(endpoint=hub.url, text_only=True)) == folder
+    assert hub.seen == []
+
+
+def test_a_tokenizer_is_no_whole_model_and_a_model_has_its_tokenizer(hub: HubServer, root: Path) -> None:
+    hub.repositories["org/model"].commit(sharded())
+    folder = have(root, fast(endpoint=hub.url, text_only=True))
+    assert visible(folder) < WANTED
+    assert have(root, fast(endpoint=hub.url)) == folder
+    assert visible(folder) == WANTED
+    (folder / TEXT_MANIFEST).unlink()
+    hub.seen.clear()
+    have(root, fast(endpoint=hub.url, text_only=True))
+    assert hub.seen == []
+
+
+def test_a_repository_without_tokenizer_is_no_tokenizer(hub: HubServer, root: Path) -> None:
+    hub.repositories["org/model"].commit({"config.json": b"{}"})
+    with pytest.raises(BadModel, match=r"no tokenizer\.json and no tokenizer\.model: name a repository or folder"):
+        have(root, fast(endpoint=hub.url, text_only=True))
+
+
 @pytest.mark.fleet
 def test_a_cache_of_another_user(hub: HubServer, root: Path) -> None:
     hub.repositories["org/model"].commit(sharded())
@@ -230,11 +259,12 @@ def test_a_cache_of_another_user(hub: HubServer, root: Path) -> None:
         "from pagefleet_download.bring import bring_and_wait\n"
         "from pagefleet_download.errors import DownloadError\n"
         "from pagefleet_download.progress import ProgressMeter\n"
+        "from pagefleet_download.settings import Wish\n"
         "from pagefleet_protocol.model_uri import ModelUri\n"
         "if os.geteuid() == 0:\n"
         "    os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "for name in ('org/model', 'org/other'):\n"
-        "    try: print(bring_and_wait(ModelUri('hf', name), None, os.environ, ProgressMeter()))\n"
+        "    try: print(bring_and_wait(Wish(uri=ModelUri('hf', name)), os.environ, ProgressMeter()))\n"
         "    except DownloadError as error: print(type(error).__name__, error)\n"
     )
     environment = {**os.environ, "HF_HOME": str(root.parent), "HF_ENDPOINT": hub.url}
@@ -286,7 +316,7 @@ def test_within_an_event_loop_as_in_a_notebook(hub: HubServer, root: Path) -> No
     environment = {"HF_HUB_CACHE": str(root), "HF_ENDPOINT": hub.url}
 
     async def cell() -> Path:
-        return bring_and_wait(MODEL, None, environment, ProgressMeter())
+        return bring_and_wait(Wish(uri=MODEL), environment, ProgressMeter())
 
     assert visible(asyncio.run(cell())) == WANTED
 

@@ -69,7 +69,7 @@ def transfer(tmp_path: Path, xet: Pieces | None, endpoint: str = WELL_KNOWN_HUB)
     OverHttp.reads = 0
 
     async def work() -> InstalledFile:
-        async with open_guarded(endpoint, None) as http:
+        async with open_guarded(endpoint, {}) as http:
             source = OverHttp(HubModel("org/model", "c0ffee", endpoint, True), http, settings)
             return await Transfer(source, settings, meter).fetch(FILE, tmp_path / "part")
 
@@ -132,7 +132,7 @@ def test_a_download_that_is_cancelled_has_it_abort(tmp_path: Path, knows: bool) 
     settings: DownloadSettings = replace(fast(), xet=xet)
 
     async def work() -> None:
-        async with open_guarded(WELL_KNOWN_HUB, None) as http:
+        async with open_guarded(WELL_KNOWN_HUB, {}) as http:
             source = OverHttp(HubModel("org/model", "c0ffee", WELL_KNOWN_HUB, False), http, settings)
             task = asyncio.create_task(Transfer(source, settings, ProgressMeter()).fetch(FILE, tmp_path / "part"))
             await asyncio.to_thread(began.wait, 60)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pagefleet_engine.llm import LLM
 
 _OWN = frozenset({"model", "load_format"})
+_OF_THE_MODEL = ("revision", "tokenizer", "tokenizer_revision", "hf_overrides", "download_dir", "hf_token")
+"""Settings that a model's folder, or its configuration, depends on."""
 _PREFIX = "engine_"
 """Of parsed flags that are settings of the engine: a benchmark may have a flag of the same name as one."""
 
@@ -50,10 +52,10 @@ def model_folder(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str,
     """
     if arguments.model:
         settings = engine_settings(arguments)
-        named = {"model": arguments.model, "revision": settings.pop("revision", None)}
-        model = with_local_model(engine_config(named), os.environ).model
-        names = {"served_model_name": model.served_model_name} if model.served_model_name else {}
-        yield model.model, {**names, **settings}
+        named = {name: settings.pop(name) for name in _OF_THE_MODEL if name in settings}
+        model = with_local_model(engine_config({"model": arguments.model, **named}), os.environ).model
+        found = {name: getattr(model, name) for name in ("served_model_name", "tokenizer", "hf_overrides")}
+        yield model.model, {**{name: value for name, value in found.items() if value}, **settings}
         return
     if not arguments.shape:
         raise ConfigError(f"no model is given: say --model MODEL or --shape, one of {', '.join(named_shapes())}")

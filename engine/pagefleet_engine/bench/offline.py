@@ -33,7 +33,8 @@ class Subject:
     def of(cls, model: str, options: dict[str, object]) -> Subject:
         """Measure the machine for a model folder; run it before the engine takes the memory."""
         device = torch.device("cuda" if torch.cuda.is_available() and options.get("device") != "cpu" else "cpu")
-        arch = read_arch(resolve_model_folder(model))
+        overrides = options.get("hf_overrides")
+        arch = read_arch(resolve_model_folder(model), str(overrides) if overrides else None)
         kv_bytes = 1.0 if options.get("kv_cache_dtype") == "fp8" else 2.0
         weight_bytes, expert_bytes = _stored_bytes(arch, options.get("quantization") == "fp8", device)
         return cls(arch, ModelCost.of(arch, weight_bytes, kv_bytes, expert_bytes), measure_roofline(device))

@@ -75,7 +75,7 @@ def build_core(
     with times.phase("config"):
         _check_connectors(config, identity)
         folder = resolve_model_folder(config.model.model)
-        arch = read_arch(folder)
+        arch = read_arch(folder, config.model.hf_overrides)
         config.parallel.check_experts(0 if arch.experts is None else arch.experts.routing.num_experts)
         processors = load_processor_kinds(config.execution.processor_names)
         group = data_group(config, arch, together, data_rank)
@@ -175,7 +175,7 @@ def _grammars(config: EngineConfig, folder: Path, arch: ModelArch) -> GrammarCom
         return None
     settings = config.structured_outputs
     return GrammarCompiler(
-        VocabularyFiles(str(tokenizer), str(folder), arch.vocab_size),
+        VocabularyFiles(str(tokenizer), str(folder), arch.vocab_size, config.model.hf_overrides),
         settings.structured_outputs_backend,
         default_cache_dir(config.execution.cache_dir) / "grammars",
         GrammarLimits(

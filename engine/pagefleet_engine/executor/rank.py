@@ -54,7 +54,7 @@ def build_rank(start: RankStart, times: StartupTimes, signs: OwnSigns) -> BuiltR
     communicators, end_loading = _join_all(start, signs)
     config = replace(start.config, model=replace(start.config.model, num_threads=start.num_threads))
     folder = Path(start.folder)
-    worker = Worker(config, folder, read_arch(folder), times, communicators, start.pool)
+    worker = Worker(config, folder, read_arch(folder, config.model.hf_overrides), times, communicators, start.pool)
     if start.copies is not None:
         CopyServer(worker.pages, start.pool, start.copies, pinned=True)
     loaded = Loaded(

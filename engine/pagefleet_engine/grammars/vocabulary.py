@@ -74,6 +74,8 @@ class VocabularyFiles(msgspec.Struct, frozen=True):
     model_folder: str
     size: int
     """Rows of the logits."""
+    overrides: str | None = None
+    """Of the model's configuration."""
 
     def load(self) -> Vocabulary:
         """Read the tokenizer; seconds for a large one.
@@ -81,7 +83,8 @@ class VocabularyFiles(msgspec.Struct, frozen=True):
         Raises:
             ModelLoadError: it cannot be read.
         """
-        return vocabulary_of(load_tokenizer(Path(self.tokenizer_folder), Path(self.model_folder)), self.size)
+        tokenizer = load_tokenizer(Path(self.tokenizer_folder), Path(self.model_folder), self.overrides)
+        return vocabulary_of(tokenizer, self.size)
 
     def digest(self) -> bytes:
         """Return the SHA-256 of all that `load` looks at.
@@ -89,7 +92,7 @@ class VocabularyFiles(msgspec.Struct, frozen=True):
         Raises:
             OSError: a file cannot be read.
         """
-        total = hashlib.sha256(f"vocabulary {_FORMAT} {self.size}".encode())
+        total = hashlib.sha256(f"vocabulary {_FORMAT} {self.size}{self.overrides or ''}".encode())
         for folder in (self.tokenizer_folder, self.model_folder):
             for data in _contents(Path(folder), _FILES):
                 total.update(hashlib.sha256(data).digest())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pagefleet_protocol.model_config.fields import ConfigFields, ModelConfigError, read_json_file
+from pagefleet_protocol.model_config.overrides import read_config
 from pagefleet_protocol.model_config.shape import ModelShape, read_shape
 
 from pagefleet_engine.errors import ModelLoadError
@@ -30,8 +31,10 @@ _ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-def read_arch(folder: Path) -> ModelArch:
+def read_arch(folder: Path, overrides: str | None = None) -> ModelArch:
     """Read `config.json`, and the end-of-text tokens of `generation_config.json` where there is one.
+
+    `overrides`: `ModelConfig.hf_overrides`.
 
     Raises:
         ModelLoadError: a file is missing or unreadable, a value cannot be, or the model is of a kind we do not run.
@@ -44,7 +47,11 @@ def read_arch(folder: Path) -> ModelArch:
     if not path.is_file():
         found = "the folder is empty" if not any(folder.iterdir()) else "that file is missing"
         raise ModelLoadError(f"{path}: {found}; give a model folder in Hugging Face layout")
-    arch = arch_from_config(read_json(path), str(path))
+    try:
+        config = read_config(path, overrides)
+    except ModelConfigError as error:
+        raise ModelLoadError(str(error)) from None
+    arch = arch_from_config(config, f"{path} with hf_overrides" if overrides else str(path))
     generation = folder / "generation_config.json"
     if not generation.is_file():
         return arch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.nodes.messages import Hello, Present
 
 _INDEX = "model.safetensors.index.json"
+_COMMIT = re.compile("[0-9a-f]{40}")
 
 
 def refusal_of(hello: Hello, own: EngineConfig) -> str | None:
@@ -41,7 +43,16 @@ def differences(one: EngineConfig, other: EngineConfig) -> Iterator[tuple[str, A
 
 def _shared(config: EngineConfig) -> EngineConfig:
     """Leave out what each node may have in its own way: paths on its disks, its number."""
-    model = replace(config.model, model="", tokenizer=None, served_model_name=None)
+    model = replace(
+        config.model,
+        model="",
+        revision=None,  # the leader tells its commit
+        tokenizer=None,
+        tokenizer_revision=None,
+        served_model_name=None,
+        download_dir=None,
+        hf_token=None,
+    )
     return replace(
         config,
         model=model,
@@ -66,6 +77,11 @@ def model_digest(folder: Path) -> str:
     if (folder / _INDEX).is_file():
         told.update((folder / _INDEX).read_bytes())
     return told.hexdigest()
+
+
+def commit_of(folder: Path) -> str | None:
+    """Return the commit of a model in the hub's cache; None of any other folder."""
+    return folder.name if folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name) else None
 
 
 def unlike_model(present: Present, own: Present) -> str | None:

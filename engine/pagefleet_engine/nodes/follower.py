@@ -88,15 +88,22 @@ class Follower:
         node_rank: which of its machines this is.
         leader: whom it follows.
         command: of a rank's process.
+        welcomed: is called once the leader has let this machine in, with the commit of its model.
     """
 
     def __init__(
-        self, config: EngineConfig, node_rank: int, leader: LeaderAddress, command: Sequence[str] = RANK_COMMAND
+        self,
+        config: EngineConfig,
+        node_rank: int,
+        leader: LeaderAddress,
+        command: Sequence[str] = RANK_COMMAND,
+        welcomed: Callable[[str | None], None] = lambda _: None,
     ) -> None:
         self._config = config
         self._node_rank = node_rank
         self._leader = leader
         self._command = command
+        self._welcomed = welcomed
         self._name = f"node {node_rank} on {socket.gethostname()}"
         self._wake = Doorbell()
         self._post_lock = threading.Lock()
@@ -196,9 +203,10 @@ class Follower:
     def _take(self, frames: Sequence[bytes]) -> None:
         message: ToFollower = decode_to_follower(frames[0])
         match message:
-            case Welcome():
+            case Welcome(commit):
                 _log.info("joined the leader at %s port %d", self._leader.host, self._leader.port)
                 self._is_welcome = self.is_joined = True
+                self._welcomed(commit)
                 self._tell_present()
             case Refused(line):
                 raise ConfigError(line)

@@ -15,7 +15,7 @@ from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.executor.local_node import LocalNode, default_threads
 from pagefleet_engine.executor.messages import StartFailed
 from pagefleet_engine.executor.node import RankNode
-from pagefleet_engine.nodes.agreement import model_digest
+from pagefleet_engine.nodes.agreement import commit_of, model_digest
 from pagefleet_engine.nodes.link import NodeLink, Terms
 from pagefleet_engine.nodes.messages import Present
 from pagefleet_engine.ranks.network import address_towards
@@ -44,7 +44,7 @@ class SeveralMachines:
         remote = [(node, parallel.ranks_of(node)) for node in range(1, parallel.nnodes)]
         present = Present(model_digest(folder), device.type)
         self._num_threads = default_threads(config, len(parallel.ranks_of(0)))
-        terms = Terms(config, present, self._num_threads)
+        terms = Terms(config, present, self._num_threads, commit_of(folder))
         self._link = NodeLink(terms, parallel.master_addr, parallel.master_port, read_key(fleet_key_file), remote)
         self.here: LocalNode | None = None
         """See Machines."""

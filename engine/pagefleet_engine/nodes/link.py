@@ -195,6 +195,8 @@ class Terms:
     """What the leader has itself."""
     num_threads: int
     """Of each rank on a CPU."""
+    commit: str | None = None
+    """Of the model."""
 
 
 class NodeLink:
@@ -375,7 +377,7 @@ class NodeLink:
             return
         node.came(peer, hello)
         _log.info("node %d is %s (%s)", hello.node_rank, hello.host, hello.address)
-        self._send(peer, encode(Welcome()))
+        self._send(peer, encode(Welcome(self._terms.commit)))
 
     def _check_present(self, peer: bytes, node: RemoteNode, present: Present) -> None:
         why = unlike_model(present, self._terms.present)

@@ -76,6 +76,9 @@ ToLeader = Hello | Present | Told | Beat | Ended | Failed | Ask
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=0):
     """The follower belongs here, and is to fetch the model."""
 
+    commit: str | None = None
+    """Of the model that the leader has from the hub; a branch may mean another one elsewhere."""
+
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """The follower does not belong here, and ends."""

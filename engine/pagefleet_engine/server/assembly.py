@@ -85,7 +85,7 @@ class Inputs:
         folder = resolve_model_folder(config.model.model)
         tokenizer_folder = Path(config.model.tokenizer) if config.model.tokenizer else folder
         names = served_names(config.model.model, config.model.served_model_name)
-        text = load_text_model(tokenizer_folder, folder)
+        text = load_text_model(tokenizer_folder, folder, config.model.hf_overrides)
         return cls(
             text=text,
             family=answer_family(text.chat_template or "", server.tool_call_parser, server.reasoning_parser),

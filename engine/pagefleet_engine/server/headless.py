@@ -11,6 +11,8 @@ import asyncio
 import logging
 import os
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import uvloop
 from pagefleet_protocol.errors import Fault, shape_of
@@ -22,7 +24,8 @@ from pagefleet_engine.config import EngineConfig, ServerConfig
 from pagefleet_engine.engine_core.model_folder import resolve_model_folder
 from pagefleet_engine.errors import ConfigError, EngineDead
 from pagefleet_engine.executor.vital_signs import least_progress
-from pagefleet_engine.local_model import bring_local_model
+from pagefleet_engine.local_model import bring_local_model, without_token
+from pagefleet_engine.nodes.agreement import commit_of
 from pagefleet_engine.nodes.follower import Follower, LeaderAddress
 from pagefleet_engine.nodes.leader import read_key
 from pagefleet_engine.server.lifecycle import FrontDoor, Listener, StopSignals, bind, first_of
@@ -42,23 +45,23 @@ def serve_headless(config: EngineConfig, server: ServerConfig) -> int:
     Raises:
         ConfigError: a setting cannot work, the leader refuses this machine, or the model cannot be loaded.
     """
-    node = config.parallel.node_rank
-    set_up_logging(f"node {node}", "pagefleet_download", "pagefleet_engine", "pagefleet_kv")
+    set_up_logging(f"node {config.parallel.node_rank}", "pagefleet_download", "pagefleet_engine", "pagefleet_kv")
     made_profiler_dir(server.profiler_dir)
     assert config.parallel.master_addr is not None
     leader = LeaderAddress(config.parallel.master_addr, config.parallel.master_port, read_key(server.fleet_key_file))
     listener = bind(server.host, server.port)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config, server, Follower(config, node, leader), listener))
+        return runner.run(_serve(config, server, leader, listener))
 
 
-async def _serve(config: EngineConfig, server: ServerConfig, follower: Follower, listener: Listener) -> int:
-    loading = Loading()
+async def _serve(config: EngineConfig, server: ServerConfig, leader: LeaderAddress, listener: Listener) -> int:
+    loading, commit = Loading(), LeadersCommit()
+    follower = Follower(without_token(config), config.parallel.node_rank, leader, welcomed=commit.told)
     app = _Probes(follower, LoadingApp(loading.progress), config.parallel.node_rank)
     with StopSignals() as signals, listener:
         async with FrontDoor(listener.sock, app), telling(loading):
             following = asyncio.create_task(asyncio.to_thread(follower.run))
-            bringing = asyncio.create_task(_bring(config, follower, loading))
+            bringing = asyncio.create_task(bring_model(config, follower, loading, commit))
             try:
                 await first_of(following, signals.first)
                 if not following.done():
@@ -83,14 +86,40 @@ async def _leave(follower: Follower, following: asyncio.Task[None], signals: Sto
         follower.stop()
 
 
-async def _bring(config: EngineConfig, follower: Follower, loading: Loading) -> None:
+class LeadersCommit:
+    """Which commit of the model the leader has, as soon as it has told; made in the event loop that waits for it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._told: asyncio.Future[str | None] = self._loop.create_future()
+
+    def told(self, commit: str | None) -> None:
+        """Take it, from any thread; after a new connection once more."""
+        self._loop.call_soon_threadsafe(lambda: self._told.done() or self._told.set_result(commit))
+
+    async def wait(self) -> str | None:
+        """Return it; None: the leader's model is not from the hub."""
+        return await asyncio.shield(self._told)
+
+
+async def bring_model(config: EngineConfig, follower: Follower, loading: Loading, leaders: LeadersCommit) -> None:
+    """Have the model here, at the leader's commit: a branch may have moved since one of both was downloaded."""
     try:
-        config = await bring_local_model(config, os.environ, loading.download)
+        folder = await _folder_of(config, loading)
+        commit = await leaders.wait()
+        if commit is not None and commit_of(folder) not in (None, commit):
+            logger.info("%s means commit %s here, and %s at the leader", config.model.model, folder.name, commit)
+            folder = await _folder_of(replace(config, model=replace(config.model, revision=commit)), loading)
         began = time.monotonic()
         loading.follow(lambda: [_progress(follower, time.monotonic() - began)])
-        follower.bring(resolve_model_folder(config.model.model))
+        follower.bring(folder)
     except ConfigError as error:
         follower.give_up(error)
+
+
+async def _folder_of(config: EngineConfig, loading: Loading) -> Path:
+    local = await bring_local_model(config, os.environ, loading.download)
+    return resolve_model_folder(local.model.model)
 
 
 def _progress(follower: Follower, seconds: float) -> LoadProgress:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import tokenizers
 from pagefleet_protocol.model_config.fields import ModelConfigError, read_json_file
+from pagefleet_protocol.model_config.overrides import overridden
 from pagefleet_text.chat_template import ChatTemplate
 from pagefleet_text.errors import PromptRefused, TextDamaged
 from pagefleet_text.text_model import TextModel
@@ -42,12 +44,13 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
 
 
-def load_tokenizer(folder: Path, model_folder: Path | None = None) -> Tokenizer:
+def load_tokenizer(folder: Path, model_folder: Path | None = None, overrides: str | None = None) -> Tokenizer:
     """Load a tokenizer.
 
     Args:
         folder: holds the tokenizer's files.
         model_folder: holds the model's, which say what ends a text; default: `folder`.
+        overrides: `ModelConfig.hf_overrides`.
 
     Raises:
         ModelLoadError: there is none, or it cannot be read.
@@ -67,15 +70,18 @@ def load_tokenizer(folder: Path, model_folder: Path | None = None) -> Tokenizer:
         raise ModelLoadError(
             f"{folder} has no tokenizer.json: copy the tokenizer files there, or name their folder with --tokenizer"
         )
-    eos_token_ids = read_eos_token_ids(model_folder or folder)
+    eos_token_ids = read_eos_token_ids(model_folder or folder, overrides)
     with own_errors():
         return Tokenizer(backend, settings, eos_token_ids)
 
 
-def read_eos_token_ids(folder: Path) -> tuple[int, ...]:
+def read_eos_token_ids(folder: Path, overrides: str | None = None) -> tuple[int, ...]:
     """Return the ids that generation_config.json and config.json say end a text, without repeats."""
     found: dict[int, None] = {}
     config = read_json(folder / "config.json")
+    if overrides:
+        with _model_errors():
+            config = overridden(config, json.loads(overrides))
     nested = config.get("text_config")
     for source in (read_json(folder / "generation_config.json"), config, nested if isinstance(nested, dict) else {}):
         value = source.get("eos_token_id")
@@ -92,9 +98,16 @@ def read_json(file: Path) -> dict[str, Any]:
         ModelLoadError: the file holds something else.
     """
     try:
-        return read_json_file(file)
+        with _model_errors():
+            return read_json_file(file)
     except FileNotFoundError:
         return {}
+
+
+@contextmanager
+def _model_errors() -> Iterator[None]:
+    try:
+        yield
     except ModelConfigError as error:
         raise ModelLoadError(str(error)) from None
 
@@ -123,17 +136,18 @@ def load_chat_template(
     return _compiled(source, special_tokens) if isinstance(source, str) and source else None
 
 
-def load_text_model(folder: Path, model_folder: Path) -> TextModel:
+def load_text_model(folder: Path, model_folder: Path, overrides: str | None = None) -> TextModel:
     """Load tokenizer and chat template.
 
     Args:
         folder: holds the tokenizer's files and the template.
         model_folder: holds the model's.
+        overrides: `ModelConfig.hf_overrides`.
 
     Raises:
         ModelLoadError: the tokenizer is missing, or one of them cannot be read.
     """
-    tokenizer = load_tokenizer(folder, model_folder)
+    tokenizer = load_tokenizer(folder, model_folder, overrides)
     return TextModel(tokenizer, load_chat_template(folder, tokenizer.settings, tokenizer.special_tokens))
 
 

@@ -75,7 +75,7 @@ def model_document(name: str, uri: ModelUri, revision: str | None, replicas: int
     model: dict[str, Any] = {"uri": uri.text}
     if revision is not None:
         model["revision"] = revision
-    if uri.scheme == "hf":
+    if uri.has_revisions:
         model |= {"name": uri.path, "aliases": [uri.path.partition("/")[2]]}
     spec = {"model": model} | ({"replicas": replicas} if replicas is not None else {})
     return yaml.safe_dump(

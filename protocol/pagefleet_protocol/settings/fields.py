@@ -4,7 +4,7 @@
     \"\"\"Port to listen on; 0 takes a free one.\"\"\"
 
 A type is bool, int, float, str or Path, a Literal of words, a tuple of one of these (a list), or one of them or None.
-`Annotated` adds what such a type cannot say: a unit, limits, other spellings, the name of a value in the help.
+`Annotated` adds what such a type cannot say: a unit, limits, other spellings, the name of a value in the help, JSON.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import ast
 import dataclasses
 import functools
 import inspect
+import json
 import math
 import re
 import sys
@@ -89,6 +90,11 @@ class Words:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class JsonObject:
+    """A text that is a JSON object, which may also be given as a mapping; it is kept in one spelling."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Address:
     """A name or an IP address, which sockets may be asked to listen on."""
 
@@ -148,6 +154,8 @@ class Setting:
         shown = self._note(Shown)
         unit = self._note(Unit)
         names = {bool: "BOOL", int: "N", float: "X", str: "TEXT", Path: "PATH"}
+        if self._note(JsonObject) is not None:
+            return "JSON"
         return shown.name if shown else unit.of.upper() if unit else names[self.kind]
 
     def parse(self, value: object, called: str) -> Any:
@@ -169,6 +177,8 @@ class Setting:
             return tuple(self._parse_one(entry, called) for entry in entries)
         if isinstance(value, list | tuple) and self._note(Words) is not None:
             value = ",".join(str(self._parse_one(entry, called)) for entry in value)
+        if self._note(JsonObject) is not None:
+            return self._json(value, called)
         return self._parse_one(value, called)
 
     def check(self, value: Any, called: str) -> None:
@@ -191,11 +201,23 @@ class Setting:
             return "one of " + ", ".join(self.choices)
         plain = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
         what = plain[self.kind]
+        if self._note(JsonObject) is not None:
+            what = """a JSON object such as '{"name": 1}'"""
         if self._is_count():
             what += " such as 4096, 32k (32,000) or 32K (32,768)"
         if unit:
             what = "bytes, or a size such as 512M or 4G" if unit.of == "bytes" else "seconds, or such as 500ms or 5m"
         return f"{what}, {limits}" if limits else what
+
+    def _json(self, value: object, called: str) -> str:
+        try:
+            found = json.loads(value) if isinstance(value, str) else value
+            text = json.dumps(found, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        except (TypeError, ValueError, RecursionError):  # of a mapping: it holds what no JSON does
+            found = None
+        if not isinstance(found, Mapping):
+            raise ValueError(f"{called} is {str(value)[:80]!r}: give {self.wanted()}")
+        return text
 
     def _parse_one(self, value: object, called: str) -> Any:
         parsed = None

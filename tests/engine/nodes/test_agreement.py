@@ -23,7 +23,14 @@ def hello(config: EngineConfig = OWN, version: str = VERSION) -> Hello:
 def test_nodes_may_differ_in_what_is_their_own() -> None:
     theirs = replace(
         OWN,
-        model=ModelConfig(model="/elsewhere", tokenizer="/t", served_model_name="x"),
+        model=ModelConfig(
+            model="/elsewhere",
+            tokenizer="/t",
+            served_model_name="x",
+            revision="v1",
+            tokenizer_revision="v1",
+            download_dir="/d",
+        ),
         parallel=replace(PARALLEL, node_rank=1),
         execution=ExecutionConfig(cache_dir="/c"),
     )

@@ -13,6 +13,7 @@ from pagefleet_protocol.settings.fields import (
     Bytes,
     Count,
     HostName,
+    JsonObject,
     Port,
     Seconds,
     Share,
@@ -57,6 +58,8 @@ class Example:
     """Several ports."""
     host: HostName = "127.0.0.1"
     """A host."""
+    fields: Annotated[str, JsonObject()] | None = None
+    """An object."""
 
     def __post_init__(self) -> None:
         check_limits(self, Mistake)
@@ -120,6 +123,9 @@ def test_a_misspelt_boolean_is_refused_with_its_name_and_what_is_allowed(word: o
         ("host", "fe80::1%eth0", "fe80::1%eth0"),
         ("host", "gpu-1.example.org.", "gpu-1.example.org."),
         ("host", "r\u00e4chner.example.org", "r\u00e4chner.example.org"),
+        ("fields", ' {"b": 1, "a": {"c": [null]}} ', '{"a":{"c":[null]},"b":1}'),
+        ("fields", {"b": 1, "a": True}, '{"a":true,"b":1}'),
+        ("fields", None, None),
     ],
 )
 def test_values(name: str, given: object, value: object) -> None:
@@ -143,6 +149,12 @@ def test_values(name: str, given: object, value: object) -> None:
         ("share", "nan", "--share is 'nan': give a number, 0 to 1"),
         ("share", "inf", "--share is 'inf'"),
         ("share", 1.01, "--share is 1.01: give 0 to 1"),
+        ("fields", "[1]", """--fields is '[1]': give a JSON object such as '{"name": 1}'"""),
+        ("fields", '{"a": 1', """': give a JSON object"""),
+        ("fields", '{"a": NaN}', """': give a JSON object"""),
+        ("fields", "[" * 100_000, """': give a JSON object"""),
+        ("fields", {"a": len}, 'function len>}": give a JSON object'),
+        ("fields", len, "--fields is '<built-in function len>': give a JSON object"),
         ("size", "much", "--size is 'much': give bytes, or a size such as 512M or 4G"),
         ("size", "-1K", "--size is '-1K'"),
         ("size", "9" * 400 + "G", "': give bytes, or a size such as 512M or 4G"),
@@ -202,5 +214,20 @@ def test_a_value_that_no_text_gave_is_checked_too(given: dict[str, Any], says: s
 def test_the_help_is_the_text_under_the_field() -> None:
     assert settings_of(Example)["yes"].help == "A switch over two lines."
     assert [one.value_name for one in settings_of(Example).values()] == [
-        *("BOOL", "BOOL", "N", "N", "X", "BYTES", "SECONDS", "{half,whole}", "TEXT", "TEXT", "PATH", "N", "HOST"),
+        *(
+            "BOOL",
+            "BOOL",
+            "N",
+            "N",
+            "X",
+            "BYTES",
+            "SECONDS",
+            "{half,whole}",
+            "TEXT",
+            "TEXT",
+            "PATH",
+            "N",
+            "HOST",
+            "JSON",
+        ),
     ]
