@@ -47,7 +47,7 @@ class DownloadConfig:
     """What `pagefleet download` can be told."""
 
     uri: str
-    """organization/name of the hub, s3://, gs:// or a folder."""
+    """organization/name of the hub, s3://, gs://, https://, oci://, modelscope:// or a folder."""
     folder: Path | None = None
     """Where the files go."""
     revision: str | None = None

@@ -12,6 +12,7 @@ import ipaddress
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
+from types import MappingProxyType
 from typing import cast
 
 import aiohttp
@@ -137,7 +138,9 @@ class GuardedHttp:
                 f"{self._endpoint} cannot be asked ({said(error)}): is there an entry for it in ~/.netrc?"
             ) from error
 
-    async def read_all(self, url: URL, most: int, name: str, refusal: Refusal) -> bytes:
+    async def read_all(
+        self, url: URL, most: int, name: str, refusal: Refusal, headers: Mapping[str, str] = MappingProxyType({})
+    ) -> bytes:
         """Return a whole answer of at most `most` bytes, in the time that an answer may take.
 
         Raises:
@@ -145,7 +148,7 @@ class GuardedHttp:
         """
         data = bytearray()
         try:
-            async with asyncio.timeout(_ANSWER_S), aclosing(self.read(url, {}, 0, name, refusal)) as chunks:
+            async with asyncio.timeout(_ANSWER_S), aclosing(self.read(url, headers, 0, name, refusal)) as chunks:
                 async for chunk in chunks:
                     data += chunk
                     if len(data) > most:
@@ -153,6 +156,16 @@ class GuardedHttp:
         except TimeoutError as error:
             raise Interrupted(f"{self._endpoint}: {name} did not come") from error
         return bytes(data)
+
+    def elsewhere(self, url: str) -> URL:
+        """Return a URL that the source named, for `read` without the source's credentials.
+
+        Raises:
+            RedirectRefused: nobody should go there, as with a redirect.
+        """
+        place = next_place(URL(self._endpoint), url)
+        self._guard.redirected_to(place.host or "")
+        return place
 
     @asynccontextmanager
     async def get(

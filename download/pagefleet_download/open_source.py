@@ -16,6 +16,7 @@ from pagefleet_download.errors import AccessDenied, BadModel, BadSettings, Model
 from pagefleet_download.hub import open_hub
 from pagefleet_download.modelscope import open_modelscope
 from pagefleet_download.object_store import open_object_store
+from pagefleet_download.registry import open_registry
 from pagefleet_download.settings import DownloadSettings
 from pagefleet_download.source import Listing, ModelSource, RemoteFile
 from pagefleet_download.web_folder import open_web_folder
@@ -33,9 +34,9 @@ def downloadable(uri: str) -> ModelUri:
         parsed = parse_model_uri(uri)
     except PydanticCustomError as error:
         raise BadSettings(str(error)) from error
-    if not parsed.remote and parsed.scheme != "file":
+    if not parsed.fetchable and parsed.scheme != "file":
         raise BadSettings(
-            f"{parsed.scheme}:// is not downloaded: give hf://, modelscope://, s3://, gs://, https:// or file://"
+            f"{parsed.scheme}:// is not downloaded: give hf://, modelscope://, s3://, gs://, oci://, https:// or file://"
         )
     return parsed
 
@@ -53,6 +54,8 @@ def open_source(uri: ModelUri, settings: DownloadSettings) -> AbstractAsyncConte
             return open_hub(uri.path, settings)
         case "modelscope":
             return open_modelscope(uri.path, settings)
+        case "oci":
+            return open_registry(uri.path)
         case "https" | "http":
             return open_web_folder(uri.text, settings)
         case "s3" | "gs":

@@ -26,7 +26,7 @@ from pagefleet_download.errors import (
 )
 from pagefleet_download.guarded_http import GuardedHttp, open_guarded, retry_after
 from pagefleet_download.reading import read_json, side_by_side
-from pagefleet_download.selection import CONFIG, INDEX, MAX_INDEX_BYTES, MAYBE, SINGLE, indexed
+from pagefleet_download.selection import CONFIG, INDEX, MAX_INDEX_BYTES, MAYBE, SINGLE, indexed, top_names
 from pagefleet_download.settings import DownloadSettings
 from pagefleet_download.source import Digest, Listing, RemoteFile, digest_of_listing
 
@@ -77,7 +77,7 @@ class WebFolderSource:
             if not (match := _SUM.fullmatch(line)):
                 raise BadSettings(f"{self._root}/{SUMS} has a line that sha256sum would not write: write it anew")
             found[match[2]] = Digest("sha256", match[1].lower())
-        return found
+        return {name: found[name] for name in top_names(found)}
 
     async def _there(self, wanted: Mapping[str, Digest | None]) -> list[RemoteFile]:
         found: list[RemoteFile] = []

@@ -40,7 +40,7 @@ def _check_folders(config: EngineConfig) -> None:
     from pagefleet_engine.engine_core.model_folder import resolve_model_folder  # noqa: PLC0415
     from pagefleet_engine.local_model import local_tokenizer, named_model  # noqa: PLC0415 imports the downloader
 
-    if not named_model(config, os.environ).remote:
+    if not named_model(config, os.environ).fetchable:
         resolve_model_folder(config.model.model)
     local_tokenizer(config, os.environ)
 

@@ -68,7 +68,7 @@ class ModelConfig:
 
     model: str
     """organization/name of the Hugging Face Hub, a folder in its layout, s3://bucket/path, gs://bucket/path,
-    https://host/folder, modelscope://organization/name, or builtin://tiny."""
+    https://host/folder, oci://registry/repository:tag, modelscope://organization/name, or builtin://tiny."""
     revision: str | None = None
     """Branch, tag or commit of a model of the hub; default: main, at the commit that was downloaded first."""
     tokenizer: str | None = None

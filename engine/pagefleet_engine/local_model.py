@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -95,7 +96,7 @@ class _Order:
         model, uri = config.model, self.wish.uri
         if self.wish.text_only:
             return replace(config, model=replace(model, tokenizer=str(folder), tokenizer_revision=None))
-        last = uri.path.rstrip("/").rpartition("/")[2]
+        last = re.split("[:@]", uri.path.rstrip("/").rpartition("/")[2])[0]  # of an image without its tag
         names = model.served_model_name or (f"{uri.path},{last}" if uri.has_revisions else last)
         return replace(config, model=replace(model, model=str(folder), served_model_name=names))
 
@@ -112,7 +113,7 @@ def _orders(config: EngineConfig, environment: Mapping[str, str]) -> list[_Order
         (model.tokenizer or model.model, named_tokenizer(config, environment), model.tokenizer_revision, True),
         (model.model, named_model(config, environment), model.revision, False),
     ):
-        if uri is not None and uri.remote:
+        if uri is not None and uri.fetchable:
             found.append(_Order(name, Wish(uri=uri, revision=revision, text_only=text_only, folder=folder)))
     return found
 
@@ -193,7 +194,7 @@ def local_tokenizer(config: EngineConfig, environment: Mapping[str, str]) -> Pat
         ModelLoadError, ConfigError: there is no such folder, or as `named_tokenizer`.
     """
     uri = named_tokenizer(config, environment)
-    if uri is None or uri.remote:
+    if uri is None or uri.fetchable:
         return None
     folder = builtin_model_path(uri.path) if uri.scheme == "builtin" else Path(uri.local_path)
     if not folder.is_dir():
@@ -215,6 +216,6 @@ def _named(name: str, what: str, revision: str | None, environment: Mapping[str,
             f"{setting} is {revision[:80]!r}, and {name} is no model of the hub, which alone has revisions: leave it "
             "out"
         )
-    if uri.scheme in ("pvc", "oci"):
-        raise ModelLoadError(f"{uri.text}: only a cluster mounts {uri.scheme}://; give a folder or a model of the hub")
+    if uri.scheme == "pvc":
+        raise ModelLoadError(f"{uri.text}: only a cluster mounts pvc://; give a folder or a model of the hub")
     return uri

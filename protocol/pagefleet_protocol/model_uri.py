@@ -38,6 +38,8 @@ _FORMS: Mapping[Scheme, tuple[str, str]] = {
 }
 PATTERN = "^(" + "|".join([_REPOSITORY, *(f"{scheme}://{form}" for scheme, (form, _) in _FORMS.items())]) + ")$"
 """Of every URI, and of names of the hub; means the same to Python and to Go."""
+HUB_PAGE = r"^https?://(www[.])?(huggingface|hf)[.]co"
+"""How the address of a model's page begins, which has no files."""
 EXAMPLES = ", ".join(["organization/name", *(example for _, example in _FORMS.values())])
 REMOTE: tuple[Scheme, ...] = ("hf", "modelscope", "s3", "gs", "https", "http")
 """Of stores that are asked over the network."""
@@ -60,6 +62,11 @@ class ModelUri:
     def remote(self) -> bool:
         """Whether the model has to be downloaded from a store over the network."""
         return self.scheme in REMOTE
+
+    @property
+    def fetchable(self) -> bool:
+        """Whether it can be downloaded; an image of a registry need not be, where somebody mounts it."""
+        return self.remote or self.scheme == "oci"
 
     @property
     def has_revisions(self) -> bool:
@@ -91,6 +98,9 @@ def parse_model_uri(uri: str) -> ModelUri:
     Raises:
         PydanticCustomError: it is none of the forms above; the message names the right one.
     """
+    if re.match(HUB_PAGE, uri):
+        name = "/".join(uri.split("/")[3:5]) or "organization/name"
+        raise wrong(f"write {name[:200]!a}, which is the model's name on the hub, not the address of its page")
     scheme, separator, path = uri.partition("://")
     for name, (form, example) in _FORMS.items():
         if not separator or scheme != name:
@@ -113,8 +123,6 @@ def model_named(text: str, exists: Callable[[str], bool]) -> ModelUri:
     Raises:
         PydanticCustomError: it can be none of this; the message says what to write.
     """
-    if page := re.match(rf"https?://(?:huggingface|hf)\.co/({_REPOSITORY})", text):
-        raise wrong(f"write {page[1]}, which is the model's name on the hub, not the address of its page")
     if "://" in text:
         return parse_model_uri(text)
     path = os.path.expanduser(text)

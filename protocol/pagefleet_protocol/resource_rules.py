@@ -23,7 +23,7 @@ from pagefleet_protocol.inference_service import (
     ScalingTarget,
 )
 from pagefleet_protocol.kube_names import DOTTED_SUFFIX, NODES_SUFFIX, RESERVED_SUFFIXES
-from pagefleet_protocol.model_uri import EXAMPLES, PATTERN
+from pagefleet_protocol.model_uri import EXAMPLES, HUB_PAGE, PATTERN
 from pagefleet_protocol.resource_base import Rule
 
 MAX_NAME_LENGTH = 40
@@ -200,9 +200,9 @@ SERVICE_RULES = (
     ),
     Rule(
         (*_MODEL, "uri"),
-        f"self.matches(r'{PATTERN}')",
+        f"self.matches(r'{PATTERN}') && !self.matches('{HUB_PAGE}')",
         f"must be one of {EXAMPLES}",
-        lambda uri: re.fullmatch(PATTERN[1:-1], uri) is not None,
+        lambda uri: re.fullmatch(PATTERN[1:-1], uri) is not None and not re.match(HUB_PAGE, uri),
     ),
     Rule(
         (),

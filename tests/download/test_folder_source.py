@@ -144,7 +144,7 @@ def test_a_folder_that_cannot_be_made(folder: Path, tmp_path: Path) -> None:
     assert "give a folder that this user can write" in result.message
 
 
-@pytest.mark.parametrize("uri", ["pvc://claim/model", "oci://registry/model:1", "builtin://tiny"])
+@pytest.mark.parametrize("uri", ["pvc://claim/model", "builtin://tiny"])
 def test_what_is_mounted_is_not_downloaded(tmp_path: Path, uri: str) -> None:
     result = run(uri, tmp_path, fast())
     assert (result.reason, result.exit_code) == ("BadSettings", 2)

@@ -157,7 +157,7 @@ def test_a_revision_is_of_the_hub_alone(model: str) -> None:
         ("org/../name", "no such folder, and no name of a model"),
         ("hf://../name", "write hf://organization/name"),
         ("pvc://claim/model", "only a cluster mounts pvc://"),
-        ("https://huggingface.co/org/name/tree/main", "write org/name, which is the model's name on the hub"),
+        ("https://huggingface.co/org/name/tree/main", "write 'org/name', which is the model's name on the hub"),
     ],
 )
 def test_what_cannot_be_had_is_one_line_at_once(

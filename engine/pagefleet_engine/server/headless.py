@@ -95,7 +95,11 @@ class LeadersCommit:
 
     def told(self, commit: str | None) -> None:
         """Take it, from any thread; after a new connection once more."""
-        self._loop.call_soon_threadsafe(lambda: self._told.done() or self._told.set_result(commit))
+        self._loop.call_soon_threadsafe(self._settle, commit)
+
+    def _settle(self, commit: str | None) -> None:
+        if not self._told.done():
+            self._told.set_result(commit)
 
     async def wait(self) -> str | None:
         """Return it; None: the leader's model is not from the hub."""

@@ -43,7 +43,7 @@ def model_order(service: InferenceService, uri: ModelUri, models: Path) -> Model
 
     Each combination of source and wish has a folder of its own below `models`, which all services share.
     """
-    if not uri.remote:
+    if not uri.fetchable:
         return None
     model = service.spec.model
     folder = models / folder_name(uri, model.revision, model.endpoint)

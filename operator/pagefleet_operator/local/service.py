@@ -225,7 +225,7 @@ class ServiceRunner:
         if self._fetch is not None:
             return self._fetch.verdict()
         uri = self._wanted.resolved.uri
-        if uri.remote:
+        if uri.fetchable:
             return Verdict(False, Reason.PAUSED, "spec.paused is true: set it to false to have the model downloaded")
         if uri.scheme == "file" and not Path(uri.local_path).is_dir():
             text = f"{uri.local_path}: there is no such folder on this machine: make it, or correct spec.model.uri"

@@ -16,11 +16,9 @@ from pagefleet_operator.plan.resolve import Resolved, resolve
 from pagefleet_operator.plan.roles import PAIR_ROLES, is_disaggregated, role_spec, role_view
 from pagefleet_operator.plan.verdict import Refusal
 
-_NOT_HERE = {
-    "pvc": "pvc:// is a volume of a cluster: on this machine give file:///path of a folder with the same files",
-    "oci": "oci:// images are mounted by a cluster's nodes: on this machine give hf://organization/name, or "
-    "file:///path of a folder",
-}
+_NO_CLAIM = (
+    "spec.model.uri: pvc:// is a volume of a cluster: on this machine give file:///path of a folder with the same files"
+)
 
 _INSTEAD = {
     "model.secretRef": "credentials come from the environment: HF_TOKEN, AWS_ACCESS_KEY_ID ...",
@@ -147,7 +145,7 @@ def _gpus_of(resolved: Resolved) -> int:
 
 
 def _obstacles(resolved: Resolved, environment: Mapping[str, str]) -> list[str]:
-    found = [f"spec.model.uri: {_NOT_HERE[resolved.uri.scheme]}"] if resolved.uri.scheme in _NOT_HERE else []
+    found = [_NO_CLAIM] if resolved.uri.scheme == "pvc" else []
     for variable in resolved.env:
         source = variable.value_from
         if source is not None and variable.name not in environment:

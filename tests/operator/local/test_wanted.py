@@ -39,17 +39,15 @@ def test_what_needs_a_cluster_is_told_with_what_to_do_here(document: Any) -> Non
     secret = {"secretKeyRef": {"name": "tokens", "key": "k"}}
     found = problems(
         document("a", model={"uri": "pvc://claim/m"}),
-        document("b", model={"uri": "oci://registry/m:1"}),
         document("c", profileRef={"name": "h200"}),
         document("d", engine={"env": [{"name": "API_TOKEN", "valueFrom": secret}]}),
     )
     assert [line[:60] for line in found] == [
         "a: spec.model.uri: pvc:// is a volume of a cluster: on this ",
-        "b: spec.model.uri: oci:// images are mounted by a cluster's ",
         "c: spec.profileRef.name: there is no InferenceProfile h200; ",
         "d: spec.engine.env: API_TOKEN comes from the Secret tokens, ",
     ]
-    assert found[3].endswith("on this machine set the environment variable API_TOKEN")
+    assert found[2].endswith("on this machine set the environment variable API_TOKEN")
 
 
 def test_a_secret_of_a_cluster_is_a_variable_here(document: Any) -> None:
