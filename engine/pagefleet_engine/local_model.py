@@ -198,7 +198,7 @@ def local_tokenizer(config: EngineConfig, environment: Mapping[str, str]) -> Pat
         return None
     folder = builtin_model_path(uri.path) if uri.scheme == "builtin" else Path(uri.local_path)
     if not folder.is_dir():
-        raise ModelLoadError(f"tokenizer {folder}: no such folder; give one that holds tokenizer.json, or a name")
+        raise ModelLoadError(f"tokenizer {folder}: no such folder; give one that holds tokenizer.json")
     return folder
 
 
