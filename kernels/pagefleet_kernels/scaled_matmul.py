@@ -47,7 +47,7 @@ def scaled_matmul(
         assert x_scale is not None
         return _library_matmul(x_TI, x_scale, weight_OI, weight_scale, bias_O, out_dtype)
     if tile is None:
-        tile = matmul_tile(launch_table(architecture(x_TI.device)), x_TI.shape[0])
+        tile = matmul_tile(launch_table(architecture(x_TI.device)).matmul, x_TI.shape[0])
     return _triton_matmul(x_TI, x_scale, weight_OI, weight_scale, bias_O, out_dtype, block, tile)
 
 

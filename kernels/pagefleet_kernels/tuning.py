@@ -44,7 +44,7 @@ class AttentionTile:
 
 @dataclass(frozen=True, slots=True)
 class MatmulTile:
-    """One launch shape of a product in eight bits, for up to `max_rows` rows."""
+    """One launch shape of a product with a quantized matrix, for up to `max_rows` rows."""
 
     max_rows: int
     block_m: int
@@ -67,6 +67,7 @@ class LaunchTable:
     max_splits: int
     tile_elements: int  # elements that a program of an elementwise kernel holds at once
     matmul: tuple[MatmulTile, ...]  # in the order of max_rows; the last one takes the rest
+    packed: tuple[MatmulTile, ...]  # the same for weights of few bits, by floats
     experts: tuple[MatmulTile, ...]  # the same for experts' products, by the rows that each has on average
 
 
@@ -114,6 +115,7 @@ def table_from_json(text: str) -> LaunchTable:
             ("prefill", AttentionTile),
             ("decode", AttentionTile),
             ("matmul", MatmulTile),
+            ("packed", MatmulTile),
             ("experts", MatmulTile),
         ):
             fields[name] = tuple(tile(**values) for values in fields[name])
@@ -152,9 +154,9 @@ def attention_tile(tiles: tuple[AttentionTile, ...], head_dim: int, dtype: torch
     return _FLOAT32_TILE if dtype == torch.float32 else next(tile for tile in tiles if padded <= tile.max_head_dim)
 
 
-def matmul_tile(table: LaunchTable, num_rows: int) -> MatmulTile:
-    """First tile of the table that takes `num_rows`."""
-    return next(tile for tile in table.matmul if num_rows <= tile.max_rows)
+def matmul_tile(tiles: tuple[MatmulTile, ...], num_rows: int) -> MatmulTile:
+    """First of the tiles that takes `num_rows`."""
+    return next(tile for tile in tiles if num_rows <= tile.max_rows)
 
 
 def tile_warps(elements: int) -> int:

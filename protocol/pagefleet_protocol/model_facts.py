@@ -47,7 +47,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     dtype: str
     """Of the checkpoint, as the configuration names it."""
     quantization: str
-    """fp8 or int8 where matrices are stored so, else empty."""
+    """fp8, mxfp4 or int8, int4, int3, int2 where matrices are stored so, else empty."""
     num_layers: int
     num_window_layers: int
     """Layers that keep something of the last `window` tokens only."""

@@ -61,7 +61,7 @@ class Recipe:
         }
 
 
-_MATRICES = tuple(
+MATRICES = tuple(
     f"{layer}.weight"
     for layer in (
         "_proj",
@@ -139,7 +139,7 @@ def quantize_checkpoint(
     tensors = load_file(source / "model.safetensors")
     stored, plain = dict(tensors), dict(tensors)
     for name, tensor in tensors.items():
-        if not name.endswith(_MATRICES):
+        if not name.endswith(MATRICES):
             continue
         numbers, scale, meant = quantize(tensor, recipe)
         layer = name.removesuffix(".weight")

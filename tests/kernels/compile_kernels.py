@@ -37,6 +37,7 @@ from pagefleet_kernels import (
     mxfp4_experts,
     nonfinite,
     norm,
+    packed_matmul,
     quantize,
     rank_sum,
     rounded_attention,
@@ -71,6 +72,7 @@ MODULES = (
     mxfp4_experts,
     nonfinite,
     norm,
+    packed_matmul,
     quantize,
     rank_sum,
     rounded_attention,
@@ -264,6 +266,12 @@ def compile_quantized() -> None:
         few_rows_matmul.few_rows_matmul(x, weight, weight[0], gate="silu", backend="triton")
     for rows in (8, 48, 4096):
         x = torch.zeros(rows, 1024, dtype=torch.bfloat16)
+        for bits, group in ((4, 128), (4, 32), (4, None), (8, 128), (8, None)):
+            scales = torch.zeros(384, 1024 // (group or 1024))
+            numbers = torch.zeros((384, 1024 * bits // 8), dtype=torch.uint8)
+            four = packed_matmul.PackedWeights(numbers, scales, scales.to(torch.uint8), bits, group)
+            packed_matmul.packed_matmul(x, four, x[0, :384], backend="triton")
+            packed_matmul.packed_matmul(x, replace(four, zeros_OG=None), backend="triton")
         weight_scale, block_scales = torch.zeros(384), torch.zeros(3, 8)
         for spec in SPECS:
             numbers, scale = quantize.quantize(x, spec, backend="triton")

@@ -32,6 +32,7 @@ KERNELS = {
     "_merge_rounded_kernel",
     "_measure_kernel",
     "_one_row_kernel",
+    "_packed_matmul_kernel",
     "_penalties_kernel",
     "_place_kernel",
     "_prepare_heads_kernel",
@@ -72,6 +73,7 @@ MULTIPLY = {
     "_grouped_kernel",
     "_grouped_mxfp4_kernel",
     "_latent_attention_kernel",
+    "_packed_matmul_kernel",
     "paged_attention_kernel",
     "_scaled_matmul_kernel",
 }

@@ -25,6 +25,7 @@ from pagefleet_kernels.few_rows_matmul import few_rows_matmul
 from pagefleet_kernels.heads import prepare_heads
 from pagefleet_kernels.layout import Order
 from pagefleet_kernels.norm import rms_norm
+from pagefleet_kernels.packed_matmul import packed_matmul
 from pagefleet_kernels.quantize import quantize_fp8
 from pagefleet_kernels.scaled_matmul import scaled_matmul
 from pagefleet_kernels.score_rule import ScoreRule
@@ -34,6 +35,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pagefleet_engine.attention.backend import AttentionSpec, BatchGeometry
 from pagefleet_engine.attention.flash_backend import flash_attention, newest_flash, why_no_flash
+from pagefleet_engine.bench.kernel_tuning import random_packed
 from pagefleet_engine.core.step import NewRow
 from pagefleet_engine.worker.sampler import Sampler, SampleRows
 
@@ -108,7 +110,9 @@ def all_cases(*, small: bool) -> Iterator[KernelCase]:
         case = partial(_few_rows, rows, inputs, outputs)
         yield KernelCase("product of few rows", f"{rows} x {inputs} x {outputs}", case)
     for rows in (2,) if small else (1, 16, 256, 4096):
-        yield KernelCase("fp8 product", f"{rows} x {inputs} x {outputs}", partial(_product, rows, inputs, outputs))
+        size = f"{rows} x {inputs} x {outputs}"
+        yield KernelCase("fp8 product", size, partial(_product, rows, inputs, outputs))
+        yield KernelCase("int4 product", size, partial(_packed, rows, inputs, outputs))
     of = ExpertSizes(4, 2, 64) if small else ExpertSizes(32, 4, 2880)
     for rows in (2,) if small else (1, 8, 64, 512, 4096):
         for family, in_four_bits in (("experts", False), ("experts in mxfp4", True)):
@@ -335,6 +339,16 @@ def _product(rows: int, inputs: int, outputs: int, device: torch.device) -> Prep
 
     num_bytes = weight_OI.nbytes + x_TI.nbytes + 2.0 * rows * outputs
     return Prepared(ours, lambda: F.linear(x_TI, weight), num_bytes, 2.0 * rows * inputs * outputs)
+
+
+def _packed(rows: int, inputs: int, outputs: int, device: torch.device) -> Prepared:
+    """In groups of 128 with zero points; the peer is the product in bfloat16."""
+    x_TI = torch.randn(rows, inputs, device=device).bfloat16()
+    weights = random_packed(outputs, inputs, device)
+    weight_OI = weights.dequantize().bfloat16()
+    num_bytes = weights.numbers.nbytes + weights.scales_OG.nbytes + x_TI.nbytes + 2.0 * rows * outputs
+    flops = 2.0 * rows * inputs * outputs
+    return Prepared(lambda: packed_matmul(x_TI, weights), lambda: F.linear(x_TI, weight_OI), num_bytes, flops)
 
 
 def _few_rows(rows: int, inputs: int, outputs: int, device: torch.device) -> Prepared:

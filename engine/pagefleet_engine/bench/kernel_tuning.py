@@ -1,4 +1,4 @@
-"""The search for a GPU's launch table: attention tiles, how far contexts are cut, and tiles of products in eight bits.
+"""The search for a GPU's launch table: attention tiles, how far contexts are cut, and tiles of quantized products.
 
 One step fills one place of the table, with the others as found so far; each is timed by the caller's clock.
 """
@@ -25,6 +25,7 @@ from pagefleet_kernels.attention_tuning import (
 )
 from pagefleet_kernels.decode_attention import decode_attention
 from pagefleet_kernels.dispatch import Backend
+from pagefleet_kernels.packed_matmul import PackedWeights, packed_matmul
 from pagefleet_kernels.quantize import quantize_fp8
 from pagefleet_kernels.scaled_matmul import scaled_matmul
 from pagefleet_kernels.score_rule import ScoreRule
@@ -118,8 +119,9 @@ def tuning_steps(tuned: TunedDevice, sizes: TuningSizes) -> Iterator[TuningStep]
             )
     yield TuningStep("decode attention, parts", partial(_search_parts, sizes, tuned))
     yield TuningStep("decode attention, longest part", partial(_search_longest_part, sizes, tuned))
-    for place, name in enumerate(("fp8 product, few rows", "fp8 product, some rows", "fp8 product, many rows")):
-        yield TuningStep(name, partial(_search_product, place, sizes, tuned))
+    for field, kind, make in (("matmul", "fp8", _fp8_product), ("packed", "int4", _int4_product)):
+        for place, rows in enumerate(("few", "some", "many")):
+            yield TuningStep(f"{kind} product, {rows} rows", partial(_search_product, field, place, make, sizes, tuned))
 
 
 def run_steps(
@@ -268,16 +270,22 @@ class _DecodeStep:
         )
 
 
-def _search_product(
-    place: int, sizes: TuningSizes, tuned: TunedDevice, table: LaunchTable
-) -> tuple[LaunchTable, dict[str, Any]]:
-    old = table.matmul[place]
-    x_q, x_scale = quantize_fp8(_normal(min(old.max_rows, sizes.rows), sizes.inputs, tuned.device))
-    weights = [quantize_fp8(_normal(sizes.outputs, sizes.inputs, tuned.device)) for _ in range(sizes.matrices)]
+Product = Callable[[MatmulTile], None]
+"""One by every matrix."""
 
-    def product(tile: MatmulTile) -> None:
-        for weight_OI, weight_scale in weights:
-            scaled_matmul(x_q, x_scale, weight_OI, weight_scale, None, torch.bfloat16, tile=tile, backend=tuned.backend)
+
+def _search_product(
+    field: str,
+    place: int,
+    make: Callable[[int, TuningSizes, TunedDevice], Product],
+    sizes: TuningSizes,
+    tuned: TunedDevice,
+    table: LaunchTable,
+) -> tuple[LaunchTable, dict[str, Any]]:
+    """`field`: of the table, with the tiles of the products that `make` makes for so many rows."""
+    tiles: tuple[MatmulTile, ...] = getattr(table, field)
+    old = tiles[place]
+    product = make(min(old.max_rows, sizes.rows), sizes, tuned)
 
     def each(tile: MatmulTile) -> float:
         return tuned.clock(partial(product, tile)) / sizes.matrices
@@ -288,9 +296,39 @@ def _search_product(
     if best is None:
         return table, _figures(len(candidates), before, before, {})
     tile, taken = best
-    tiles = (*table.matmul[:place], tile, *table.matmul[place + 1 :])
-    table = replace(table, architecture=tuned.architecture, measured=True, matmul=tiles)
+    better: dict[str, Any] = {field: (*tiles[:place], tile, *tiles[place + 1 :])}
+    table = replace(table, architecture=tuned.architecture, measured=True, **better)
     return table, _figures(len(candidates), before, taken, asdict(tile))
+
+
+def _fp8_product(rows: int, sizes: TuningSizes, tuned: TunedDevice) -> Product:
+    x_q, x_scale = quantize_fp8(_normal(rows, sizes.inputs, tuned.device))
+    weights = [quantize_fp8(_normal(sizes.outputs, sizes.inputs, tuned.device)) for _ in range(sizes.matrices)]
+
+    def product(tile: MatmulTile) -> None:
+        for weight_OI, weight_scale in weights:
+            scaled_matmul(x_q, x_scale, weight_OI, weight_scale, None, torch.bfloat16, tile=tile, backend=tuned.backend)
+
+    return product
+
+
+def _int4_product(rows: int, sizes: TuningSizes, tuned: TunedDevice) -> Product:
+    x_TI = _normal(rows, sizes.inputs, tuned.device)
+    weights = [random_packed(sizes.outputs, sizes.inputs, tuned.device) for _ in range(sizes.matrices)]
+
+    def product(tile: MatmulTile) -> None:
+        for one in weights:
+            packed_matmul(x_TI, one, tile=tile, backend=tuned.backend)
+
+    return product
+
+
+def random_packed(outputs: int, inputs: int, device: torch.device) -> PackedWeights:
+    """4 bits with zero points, in groups of up to 128 inputs."""
+    group = min(128, inputs)
+    numbers = torch.randint(0, 256, (outputs, inputs // 2), dtype=torch.uint8, device=device)
+    zeros = torch.randint(0, 16, (outputs, inputs // group), dtype=torch.uint8, device=device)
+    return PackedWeights(numbers, torch.full(zeros.shape, inputs**-0.5 / 4, device=device), zeros, 4, group)
 
 
 def _normal(rows: int, columns: int, device: torch.device) -> torch.Tensor:

@@ -13,6 +13,8 @@ from pagefleet_protocol.sampling_params import SamplingParams
 from pagefleet_engine.bench.roofline import ModelCost, Roofline, measure_roofline
 from pagefleet_engine.bench.workloads import Workload
 from pagefleet_engine.engine_core.model_folder import resolve_model_folder
+from pagefleet_engine.layers.quantization.packed_contents import packed_bytes
+from pagefleet_engine.layers.quantization_scheme import PackedScheme, QuantizationScheme
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.models.parameters import count_parameters
@@ -48,10 +50,15 @@ class Subject:
 
 def _stored_bytes(arch: ModelArch, on_load: bool, device: torch.device) -> tuple[float, float]:
     """Of a matrix's element, and of one of an expert's."""
-    rules = arch.quantization.rules if arch.quantization is not None else ()
-    if any(rule.scheme.number == "mxfp4" for rule in rules):  # with a scale for 32; a CPU keeps their numbers
-        return 2.0, 2.0 if device.type == "cpu" else 17 / 32
-    one = 1.0 if on_load or rules else 2.0
+    schemes = [] if arch.quantization is None else [rule.scheme for rule in arch.quantization.rules]
+    on_cpu = device.type == "cpu"
+    packed = [scheme for scheme in schemes if isinstance(scheme, PackedScheme)]
+    if packed:  # the last rule is of most layers; a CPU keeps what they stand for
+        one = 2.0 if on_cpu else packed_bytes(packed[-1])
+        return one, one
+    if any(isinstance(scheme, QuantizationScheme) and scheme.number == "mxfp4" for scheme in schemes):
+        return 2.0, 2.0 if on_cpu else 17 / 32  # with a scale for 32; a CPU keeps their numbers
+    one = 1.0 if on_load or schemes else 2.0
     return one, one
 
 

@@ -12,7 +12,10 @@ from torch import Tensor
 
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.linear_kernel import LinearKernel, PlainLinear, can_pack, linear_kernel
+from pagefleet_engine.layers.quantization.packed import PackedMatrix
+from pagefleet_engine.layers.quantization.packed_slots import PackedSlots
 from pagefleet_engine.layers.quantization.slots import QuantizedSlots
+from pagefleet_engine.layers.quantization_scheme import PackedScheme
 from pagefleet_engine.layers.shard import Shard, shard_of
 from pagefleet_engine.layers.weight import Kept, Placement, Weight
 
@@ -74,13 +77,13 @@ def matrix_slots(
     `outputs`: rows of each stacked projection, in order. A rank's matrix is the rows and columns that are its own.
 
     Raises:
-        ModelLoadError: the matrix is stored in eight bits, and transposed.
+        ModelLoadError: the matrix is quantized, and transposed; or ranks cannot divide it.
     """
     slots = _matrix_slots(inputs, outputs, placement, install)
     if not placement.transposed:
         return slots
     if len(slots) > 1:
-        raise ModelLoadError(f"{placement.path} is stored in 8 bits with a row for each input: give it in a float type")
+        raise ModelLoadError(f"{placement.path} is quantized with a row for each input: give it in a float type")
     return {name: transposed(slot, placement) for name, slot in slots.items()}
 
 
@@ -94,9 +97,14 @@ def transposed(slot: Weight, placement: Placement) -> Weight:
 def _matrix_slots(
     inputs: int | Shard, outputs: tuple[int | Shard, ...], placement: Placement, install: Callable[[Matrix], None]
 ) -> dict[str, Weight]:
-    scheme = placement.scheme(len(outputs))
+    scheme, rows = placement.scheme(len(outputs)), tuple(map(shard_of, outputs))
+    if isinstance(scheme, PackedScheme):
+
+        def take_packed(matrix: PackedMatrix | Tensor) -> None:
+            install(PlainMatrix(matrix, placement.traceable) if isinstance(matrix, Tensor) else matrix)
+
+        return dict(PackedSlots(scheme, shard_of(inputs), rows, placement, take_packed).slots)
     if scheme is not None:
-        rows = tuple(map(shard_of, outputs))
         return dict(QuantizedSlots(scheme, shard_of(inputs), rows, placement, install).slots)
 
     def take(weight_OI: Tensor) -> None:

@@ -6,10 +6,11 @@ one); layers that it ignores stay as they are.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -60,12 +61,63 @@ class QuantizationScheme:
         return f"{self.number} weights per {self.weight_scales}{size}, {inputs[self.input_scales]}"
 
 
+Packing = Literal["compressed-tensors", "awq", "gptq", "gptq_v2"]
+
+_WORD_BITS = 32
+LOOSE_BITS = 3
+"""Numbers of that many bits lie across the words: 32 of them in three."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedScheme:
+    """How the matrix of a linear layer is stored in numbers of a few bits, several in a word of 32.
+
+    value = (number - zero point) * scale. Inputs are taken as they are.
+    """
+
+    packing: Packing
+    """Names and order of the tensors: compressed-tensors `pack-quantized`; AWQ `gemm`; GPTQ, whose first version stores
+    zero points less one."""
+    bits: int
+    """2, 3, 4 or 8."""
+    group_size: int | None
+    """Inputs of a row that share a scale and a zero point; None: all."""
+    zero_points: bool
+    """The checkpoint gives them; else they are the middle of all numbers."""
+    act_order: bool = False
+    """Which group an input is in is told by a tensor `g_idx`; else groups are of neighbours."""
+    on_load: ClassVar[bool] = False
+
+    @property
+    def word(self) -> int:
+        """Numbers that nothing can part: those of a word, or of three."""
+        return _WORD_BITS if self.bits == LOOSE_BITS else _WORD_BITS // self.bits
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Rows and columns that ranks cannot divide."""
+        group = 1 if self.act_order or self.group_size is None else self.group_size
+        by_columns = 1 if self.packing == "awq" else self.word
+        rows = 1 if self.packing == "compressed-tensors" and not self.zero_points else self.word
+        return rows, math.lcm(group, by_columns)
+
+    def describe(self) -> str:
+        """For log lines and errors."""
+        group = "row" if self.group_size is None else f"group of {self.group_size}"
+        order = " in act order" if self.act_order else ""
+        zeros = ", zero points" if self.zero_points else ""
+        return f"int{self.bits} weights per {group}{order}{zeros} ({self.packing})"
+
+
+Scheme = QuantizationScheme | PackedScheme
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A scheme and the layers that have it."""
 
     targets: tuple[str, ...]
-    scheme: QuantizationScheme
+    scheme: Scheme
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +131,7 @@ class Quantization:
     kv_scales: bool = False
     """The checkpoint has `k_scale` and `v_scale` for each layer's KV cache."""
 
-    def scheme(self, names: Sequence[str]) -> QuantizationScheme | None:
+    def scheme(self, names: Sequence[str]) -> Scheme | None:
         """The scheme of a layer that the checkpoint holds under `names`, several where projections are merged.
 
         Raises:
@@ -96,7 +148,7 @@ class Quantization:
             )
         return schemes[0]
 
-    def _scheme_of(self, name: str) -> QuantizationScheme | None:
+    def _scheme_of(self, name: str) -> Scheme | None:
         if any(matches(pattern, name) for pattern in self.ignored):
             return None
         for rule in self.rules:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from pagefleet_engine.layers.quantization_scheme import Quantization, QuantizationScheme
+from pagefleet_engine.layers.quantization_scheme import Quantization, Scheme
 from pagefleet_engine.layers.shard import Shard, shard_of
 from pagefleet_engine.ranks.group import Alone, RankGroup
 from pagefleet_engine.ranks.parallelism import All2All
@@ -81,7 +82,7 @@ class Placement:
         """The placement of a layer inside this one; of itself where the checkpoint has no name for it."""
         return self if not name else replace(self, path=f"{self.path}.{name}" if self.path else name)
 
-    def scheme(self, num_parts: int) -> QuantizationScheme | None:
+    def scheme(self, num_parts: int) -> Scheme | None:
         """How the linear layer at `path` is quantized; it has `num_parts` projections of the checkpoint in it.
 
         Raises:
@@ -107,8 +108,22 @@ class Kept:
     dtype: torch.dtype
     is_copy: bool = False
     """Nothing of the tensor's own memory is used once `install` returns."""
-    numbers: int = 1
+    numbers: int | Fraction = 1
     """Of that type, for each number of the tensor."""
+
+
+class UnusableTensorError(Exception):
+    """A tensor's numbers cannot be used; the message says why and what to do, in words that follow its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What the numbers of a slot are, where not any will do."""
+
+    check: Callable[[Tensor], None]
+    """Raises UnusableTensorError where those of a part cannot be."""
+    stand_in: Callable[[tuple[int, ...]], Tensor]
+    """What a tensor of that shape holds in a model of random weights."""
 
 
 class Weight:
@@ -123,6 +138,7 @@ class Weight:
         "_missing",
         "_starts",
         "_whole",
+        "content",
         "device",
         "dtype",
         "kept",
@@ -134,20 +150,25 @@ class Weight:
     def __init__(
         self,
         part_rows: tuple[int | Shard, ...],
-        columns: int | Shard | None,
+        columns: int | Shard | tuple[Shard, ...] | None,
         placement: Placement,
         install: Callable[[Tensor], None],
         *,
         dtype: torch.dtype | None = None,
         kept: Kept | None = None,
     ) -> None:
-        """`columns` is None for a vector. `install` gets the full tensor, once, when its last part has arrived.
+        """`columns` is None for a vector, and a tuple where each part has its own; see `parts`. `install` gets the full
+        tensor, once, when its last part has arrived.
 
         `dtype`: what is filled and installed, the placement's unless given. `kept`: what the layer makes of it, if
         not just that.
         """
-        own_columns = () if columns is None else (shard_of(columns),)
-        self.shards = tuple((shard_of(rows), *own_columns) for rows in part_rows)
+        self.content: Content | None = None
+        if isinstance(columns, tuple):
+            of_parts: list[tuple[Shard, ...]] = [(one,) for one in columns]
+        else:
+            of_parts = [() if columns is None else (shard_of(columns),)] * len(part_rows)
+        self.shards = tuple((shard_of(rows), *own) for rows, own in zip(part_rows, of_parts, strict=True))
         """Per part: what is kept of each dimension of the checkpoint's tensor."""
         self._flat_shapes = tuple(tuple(shard.whole for shard in shards) for shards in self.shards)
         self.stored_shapes = self._flat_shapes
@@ -156,11 +177,16 @@ class Weight:
         self.dtype = dtype or placement.dtype
         self.kept = kept or Kept(self.dtype)
         self.device = placement.device
-        sizes = [shape[0] for shape in self.part_shapes]
+        sizes = [math.prod(shape) for shape in self.part_shapes]
         self._starts = tuple(sum(sizes[:part]) for part in range(len(sizes)))
         self._install = install
         self._missing = set(range(len(part_rows)))
         self._whole: Tensor | None = None
+
+    def holding(self, content: Content | None) -> Weight:
+        """The same, for such numbers alone."""
+        self.content = content
+        return self
 
     def stored_as(self, shape: tuple[int, ...]) -> Weight:
         """The same; the checkpoint has its only part in a tensor of that shape, of as many numbers."""
@@ -172,7 +198,7 @@ class Weight:
     @property
     def nbytes(self) -> int:
         """Size of the whole tensor as the layer keeps it."""
-        return math.prod(self.shape) * self.kept.dtype.itemsize * self.kept.numbers
+        return math.ceil(math.prod(self.shape) * self.kept.dtype.itemsize * self.kept.numbers)
 
     @property
     def is_complete(self) -> bool:
@@ -181,7 +207,9 @@ class Weight:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole tensor."""
+        """Of the whole tensor; of one dimension where parts have different columns."""
+        if len({shape[1:] for shape in self.part_shapes}) > 1:
+            return (sum(math.prod(shape) for shape in self.part_shapes),)
         return (sum(shape[0] for shape in self.part_shapes), *self.part_shapes[0][1:])
 
     def room(self, part: int, make: Callable[[Weight], Tensor] | None = None) -> Tensor:
@@ -192,14 +220,26 @@ class Weight:
         assert part in self._missing, "each part is filled once"
         if self._whole is None:
             self._whole = make(self) if make is not None else new_tensor(self)
-        start = self._starts[part]
-        return self._whole[start : start + self.part_shapes[part][0]]
+        return self._of_part(self._whole, part)
+
+    def parts(self, whole: Tensor) -> list[Tensor]:
+        """The parts of the tensor that was installed."""
+        return [self._of_part(whole, part) for part in range(len(self.part_shapes))]
+
+    def _of_part(self, whole: Tensor, part: int) -> Tensor:
+        shape = self.part_shapes[part]
+        return whole.view(-1).narrow(0, self._starts[part], math.prod(shape)).view(shape)
 
     def arrived(self, part: int) -> Tensor | None:
         """The part's values are in its room; the last part installs the tensor.
 
         Returns the whole tensor where it was installed and copied: nobody needs its memory any more.
+
+        Raises:
+            UnusableTensorError: the values are not such as the slot takes.
         """
+        if self.content is not None and self._whole is not None:
+            self.content.check(self._of_part(self._whole, part))
         self._missing.remove(part)
         if not self.is_complete:
             return None

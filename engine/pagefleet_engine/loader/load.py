@@ -47,7 +47,8 @@ def fill_at_random(destinations: Mapping[str, Destination], seed: int, count: Co
     sizes = [math.prod(one.own_shape) * one.weight.dtype.itemsize for one in destinations.values()]
     done, total = itertools.accumulate(sizes), sum(sizes)
     for name, destination in destinations.items():
-        values = _at_random(name, destination, seed)
+        content = destination.weight.content
+        values = _at_random(name, destination, seed) if content is None else content.stand_in(destination.shape)
         destination.weight.fill(destination.part, values)
         count(next(done), total)
 
@@ -65,8 +66,9 @@ def _at_random(name: str, destination: Destination, seed: int) -> Tensor:
         return torch.full(shape, scale, device=device)
     own_seed = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=7).digest()
     generator = torch.Generator(device).manual_seed(int.from_bytes(own_seed))
-    if dtype == torch.uint8:
-        return torch.randint(0, 256, shape, dtype=dtype, device=device, generator=generator)
+    if dtype in (torch.uint8, torch.int32):
+        limits = torch.iinfo(dtype)
+        return torch.randint(limits.min, limits.max + 1, shape, dtype=dtype, device=device, generator=generator)
     deviation = _STORED_DEVIATION if dtype in STORAGE.values() else _STANDARD_DEVIATION
     return torch.empty(shape, device=device).normal_(0.0, deviation, generator=generator).clamp_(-127.0, 127.0)
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.shard import Shard, shard_of
-from pagefleet_engine.layers.weight import same_shape
+from pagefleet_engine.layers.weight import UnusableTensorError, same_shape
 from pagefleet_engine.loader.checkpoint import TensorFile, checkpoint_files, name_some
 from pagefleet_engine.loader.readers import PIECE_BYTES, Reader, reader_for
 from pagefleet_engine.loader.weight_map import Destination, is_ignorable
@@ -108,12 +108,13 @@ _STORED_AS = {
     "F8_E4M3": torch.float8_e4m3fn,
     "I8": torch.int8,
     "U8": torch.uint8,
+    "I32": torch.int32,
 }
 # Of models that end in a classification.
 _OTHER_HEADS = ("score.", "classifier.", "qa_outputs.")
 _FLOATING = ("F64", "F32", "F16", "BF16")
 # What fills a slot of such a type; others are filled from any floating type.
-_ONLY = {torch.float8_e4m3fn: ("F8_E4M3",), torch.int8: ("I8",), torch.uint8: ("U8",)}
+_ONLY = {torch.float8_e4m3fn: ("F8_E4M3",), torch.int8: ("I8",), torch.uint8: ("U8",), torch.int32: ("I32",)}
 
 
 def fill_from_safetensors(
@@ -304,4 +305,7 @@ def _install(arrival: _Arrival, reader: Reader) -> None:
             piece.result()
     except (OSError, EOFError) as error:
         raise ModelLoadError(f"{arrival.name} cannot be read ({error}): check the disk, or download again") from error
-    reader.settle(arrival.destination)
+    try:
+        reader.settle(arrival.destination)
+    except UnusableTensorError as error:
+        raise ModelLoadError(f"{arrival.name} {error}") from None

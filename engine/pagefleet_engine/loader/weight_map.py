@@ -23,6 +23,8 @@ _IGNORABLE = (
     ".q_scale",
     ".k_scale",
     ".v_scale",
+    ".g_idx",  # where groups are of neighbours, and that says so again
+    ".weight_shape",
 )
 
 

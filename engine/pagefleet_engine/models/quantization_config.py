@@ -1,12 +1,11 @@
 """How a checkpoint is quantized, from the `quantization_config` of its config.json.
 
-Three spellings are read: compressed-tensors (llm-compressor), `fp8` (DeepSeek, Qwen) and `mxfp4` (gpt-oss). What cannot
-be computed as it was meant is refused, with what can.
+Five spellings are read: compressed-tensors (llm-compressor), `fp8` (DeepSeek, Qwen), `mxfp4` (gpt-oss), `awq` and
+`gptq`. What cannot be computed as it was meant is refused, with what can.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from pagefleet_kernels.mxfp4 import MXFP4_BLOCK
@@ -22,12 +21,9 @@ from pagefleet_engine.layers.quantization_scheme import (
     WeightScales,
     fp8_on_load,
 )
+from pagefleet_engine.models.packed_config import PACK_QUANTIZED, read_awq, read_gptq, read_packed_group
+from pagefleet_engine.models.quantization_fields import layer_patterns, refusal
 
-SUPPORTED = (
-    "fp8 (e4m3) or int8 weights of compressed-tensors (float-quantized, int-quantized, naive-quantized), symmetric, "
-    "per tensor, channel or (fp8) block; inputs per tensor (static) or per token; quant_method fp8; and mxfp4 for "
-    "experts"
-)
 _FORMATS = ("float-quantized", "int-quantized", "naive-quantized")
 _EVERY_LAYER = ("Linear",)
 # Of nothing but experts, whatever else a file lists as left out.
@@ -38,12 +34,6 @@ _MXFP4 = Quantization(
             QuantizationScheme(number="mxfp4", weight_scales="block", input_scales="none", block=(1, MXFP4_BLOCK)),
         ),
     )
-)
-# Where the text model is a part of one for images; its layers have our names without these.
-_TEXT_MODEL = (
-    ("language_model.model.", "model."),
-    ("model.language_model.", "model."),
-    ("language_model.lm_head", "lm_head"),
 )
 
 
@@ -63,8 +53,12 @@ def read_quantization(fields: ConfigFields) -> Quantization | None:
             return _read_fp8(section)
         case "mxfp4":
             return _MXFP4
+        case "awq":
+            return read_awq(section)
+        case "gptq":
+            return read_gptq(section)
         case method:
-            raise _refusal(section, f"quant_method is {method or 'not given'}")
+            raise refusal(section, f"quant_method is {method or 'not given'}")
 
 
 def settle_quantization(
@@ -89,23 +83,24 @@ def settle_quantization(
 
 def _read_compressed_tensors(section: ConfigFields) -> Quantization:
     if section.section("sparsity_config").text("format", "dense") != "dense":
-        raise _refusal(section, "the weights are sparse")
+        raise refusal(section, "the weights are sparse")
     default_format = section.text("format", "")
     rules = []
     groups = section.section("config_groups")
     for group in map(groups.section, groups.section_names()):
         used = group.text("format", default_format)
-        if used not in _FORMATS:
-            raise _refusal(group, f"format is {used or 'not given'}")
+        if used not in (*_FORMATS, PACK_QUANTIZED):
+            raise refusal(group, f"format is {used or 'not given'}")
         if group.present("output_activations"):
-            raise _refusal(group, "outputs are quantized (output_activations)")
-        rules.append(Rule(_patterns(group, "targets"), _read_scheme(group)))
+            raise refusal(group, "outputs are quantized (output_activations)")
+        scheme = read_packed_group(group) if used == PACK_QUANTIZED else _read_scheme(group)
+        rules.append(Rule(layer_patterns(group, "targets"), scheme))
     if not rules:
-        raise _refusal(section, "config_groups is empty")
+        raise refusal(section, "config_groups is empty")
     kv_scales = section.present("kv_cache_scheme")
     if kv_scales:
         _check_kv_scheme(section.section("kv_cache_scheme"))
-    return Quantization(rules=tuple(rules), ignored=_patterns(section, "ignore"), kv_scales=kv_scales)
+    return Quantization(rules=tuple(rules), ignored=layer_patterns(section, "ignore"), kv_scales=kv_scales)
 
 
 def _read_scheme(group: ConfigFields) -> QuantizationScheme:
@@ -113,7 +108,7 @@ def _read_scheme(group: ConfigFields) -> QuantizationScheme:
     number = _read_number(weights)
     strategy = weights.text("strategy", "tensor")
     if weights.flag("dynamic", False):
-        raise _refusal(weights, "weights are quantized at run time")
+        raise refusal(weights, "weights are quantized at run time")
     scales: WeightScales
     block: tuple[int, int] | None = None
     match strategy:
@@ -124,7 +119,7 @@ def _read_scheme(group: ConfigFields) -> QuantizationScheme:
         case "block" if number == "fp8":
             scales, block = "block", weights.pair("block_structure")
         case _:
-            raise _refusal(weights, f"{number} with strategy {strategy}")
+            raise refusal(weights, f"{number} with strategy {strategy}")
     inputs = _read_inputs(group, number, block)
     return QuantizationScheme(number=number, weight_scales=scales, input_scales=inputs, block=block)
 
@@ -134,7 +129,7 @@ def _read_inputs(group: ConfigFields, number: Number, block: tuple[int, int] | N
         return "none"
     inputs = group.section("input_activations")
     if _read_number(inputs) != number:
-        raise _refusal(inputs, "inputs and weights are of different types")
+        raise refusal(inputs, "inputs and weights are of different types")
     strategy, dynamic = inputs.text("strategy", "tensor"), inputs.flag("dynamic", False)
     match strategy, dynamic:
         case "tensor", False:
@@ -145,40 +140,40 @@ def _read_inputs(group: ConfigFields, number: Number, block: tuple[int, int] | N
         case "group", True if block is not None and inputs.count("group_size") == block[1]:
             return "group"
         case _:
-            raise _refusal(inputs, f"{'dynamic' if dynamic else 'static'} inputs with strategy {strategy}")
+            raise refusal(inputs, f"{'dynamic' if dynamic else 'static'} inputs with strategy {strategy}")
 
 
 def _read_number(args: ConfigFields) -> Number:
     kind, bits = args.text("type", "int"), args.count("num_bits", 8)
     if not args.flag("symmetric", True):
-        raise _refusal(args, "numbers have a zero point (symmetric is false)")
+        raise refusal(args, "numbers have a zero point (symmetric is false)")
     if bits != 8 or kind not in ("float", "int"):
-        raise _refusal(args, f"{kind} of {bits} bits")
+        raise refusal(args, f"{kind} of {bits} bits")
     return "fp8" if kind == "float" else "int8"
 
 
 def _check_kv_scheme(scheme: ConfigFields) -> None:
     if _read_number(scheme) != "fp8" or scheme.text("strategy", "tensor") != "tensor" or scheme.flag("dynamic", False):
-        raise _refusal(scheme, "the KV cache is scaled otherwise than in fp8 with one fixed scale per tensor")
+        raise refusal(scheme, "the KV cache is scaled otherwise than in fp8 with one fixed scale per tensor")
 
 
 def _read_fp8(section: ConfigFields) -> Quantization:
     if section.text("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
-        raise _refusal(section, f"fmt is {section.text('fmt', '')}")
+        raise refusal(section, f"fmt is {section.text('fmt', '')}")
     activations = section.text("activation_scheme", "dynamic")
     if activations not in ("static", "dynamic"):
-        raise _refusal(section, f"activation_scheme is {activations}")
+        raise refusal(section, f"activation_scheme is {activations}")
     ignored = (
         "lm_head",  # never quantized, and not always said
-        *_patterns(section, "ignored_layers"),
-        *_patterns(section, "modules_to_not_convert"),
+        *layer_patterns(section, "ignored_layers"),
+        *layer_patterns(section, "modules_to_not_convert"),
     )
     if not section.present("weight_block_size"):
         inputs: InputScales = "tensor" if activations == "static" else "token"
         scheme = QuantizationScheme(number="fp8", weight_scales="tensor", input_scales=inputs)
         return Quantization(rules=(Rule(_EVERY_LAYER, scheme),), ignored=ignored)
     if activations == "static":
-        raise _refusal(section, "activation_scheme is static with weight_block_size")
+        raise refusal(section, "activation_scheme is static with weight_block_size")
     scheme = QuantizationScheme(
         number="fp8",
         weight_scales="block",
@@ -187,27 +182,3 @@ def _read_fp8(section: ConfigFields) -> Quantization:
         scale_name="weight_scale_inv",
     )
     return Quantization(rules=(Rule(_EVERY_LAYER, scheme),), ignored=ignored)
-
-
-def _patterns(fields: ConfigFields, name: str) -> tuple[str, ...]:
-    patterns = fields.texts(name)
-    for pattern in patterns:
-        if pattern.startswith("re:"):
-            try:
-                re.compile(pattern.removeprefix("re:"))
-            except re.error as error:
-                raise ModelLoadError(
-                    f"{fields.source}: {name} has {pattern[:80]!r}, no regular expression ({error}): repair the file"
-                ) from error
-    return tuple(_own_name(pattern) for pattern in patterns)
-
-
-def _own_name(pattern: str) -> str:
-    for theirs, ours in _TEXT_MODEL:
-        if pattern.startswith(theirs):
-            return ours + pattern.removeprefix(theirs)
-    return pattern
-
-
-def _refusal(fields: ConfigFields, what: str) -> ModelLoadError:
-    return ModelLoadError(f"{fields.source}: {what}; pagefleet runs {SUPPORTED}")

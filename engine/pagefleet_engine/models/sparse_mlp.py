@@ -23,7 +23,7 @@ from pagefleet_engine.layers.moe.experts import Experts, HostExperts, over_scale
 from pagefleet_engine.layers.moe.grouped_experts import GroupedExperts
 from pagefleet_engine.layers.moe.routing import Routes, route
 from pagefleet_engine.layers.norm import Residual
-from pagefleet_engine.layers.quantization_scheme import QuantizationScheme
+from pagefleet_engine.layers.quantization_scheme import Scheme
 from pagefleet_engine.layers.shard import Shard, own_share, shard_of
 from pagefleet_engine.layers.token_ranks import token_ranks
 from pagefleet_engine.layers.weight import Placement, Weight, prefixed
@@ -167,7 +167,7 @@ def _unit(traits: Traits, placement: Placement) -> int:
     return math.lcm(*(size for scheme in schemes if scheme is not None for size in scheme.block or ()))
 
 
-def _scheme(name: str | Stacked, num_parts: int, placement: Placement) -> QuantizationScheme | None:
+def _scheme(name: str | Stacked, num_parts: int, placement: Placement) -> Scheme | None:
     if isinstance(name, Stacked):
         return placement.within(name.name).scheme(1)
     return placement.within(name.format(0)).scheme(num_parts)

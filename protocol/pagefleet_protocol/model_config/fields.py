@@ -170,6 +170,18 @@ class ConfigFields:
             raise self._wrong(name, "a list of strings")
         return tuple(value)
 
+    def nested_texts(self, name: str) -> tuple[str, ...]:
+        """A list of strings and of lists of them, as one; none when absent."""
+        value = self._get(name, [])
+        each = (
+            [text for one in value for text in (one if isinstance(one, list) else [one])]
+            if isinstance(value, list)
+            else [value]
+        )
+        if not all(isinstance(text, str) for text in each):
+            raise self._wrong(name, "a list of strings, or of lists of them")
+        return tuple(each)
+
     def pair(self, name: str) -> tuple[int, int]:
         """Two positive integers."""
         value = self._get(name, [])

@@ -19,7 +19,6 @@ _MAX_LENGTH = 2**31 - 1
 _SLIDING = "sliding_attention"
 _CHUNKED = "chunked_attention"
 _FULL = "full_attention"
-_QUANTIZED_TYPES = {"float": "fp8", "int": "int8"}
 _HEADS = ("Classification", "QuestionAnswering", "RewardModel", "MultipleChoice", "TokenPrediction")
 """Ends of the names of models that give no next token."""
 
@@ -272,7 +271,9 @@ def _given_lengths(fields: ConfigFields) -> tuple[int, int]:
 
 
 def quantized_as(fields: ConfigFields) -> str:
-    """Return fp8, int8 or mxfp4 where matrices are stored so, else an empty text; the engine reads how in detail.
+    """Return fp8, mxfp4 or int8, int4, int3, int2 where matrices are stored so, else an empty text.
+
+    The engine reads how in detail.
 
     Raises:
         ModelConfigError: they are stored in another form.
@@ -285,17 +286,26 @@ def quantized_as(fields: ConfigFields) -> str:
             return section.text("quant_method", "")
         case "compressed-tensors":
             groups = section.section("config_groups")
-            kinds = {groups.section(name).section("weights").text("type", "int") for name in groups.section_names()}
-            names = sorted(_QUANTIZED_TYPES.get(kind, kind) for kind in kinds)
-            if len(names) == 1 and names[0] in _QUANTIZED_TYPES.values():
+            each = [groups.section(name).section("weights") for name in groups.section_names()]
+            names = sorted({_number_type(weights) for weights in each})
+            if names == ["fp8"] or (names and all(name in ("int4", "int8") for name in names)):
                 return names[0]
             method = f"compressed-tensors of {', '.join(names)[:80] or 'no groups'}"
+        case "awq":
+            return "int4"
+        case "gptq":
+            return f"int{section.count('bits', low=2, high=8)}"
         case other:
             method = other[:80] or "not given"
     raise ModelConfigError(
-        f"{section.source}: quant_method is {method}; pagefleet runs fp8, mxfp4, and fp8 or int8 of compressed-"
-        "tensors: choose one of these checkpoints, or one without quantization"
+        f"{section.source}: quant_method is {method}; pagefleet runs awq, gptq, fp8, mxfp4, and fp8, int8 or int4 of "
+        "compressed-tensors: choose one of these checkpoints, or one without quantization"
     )
+
+
+def _number_type(weights: ConfigFields) -> str:
+    kind, bits = weights.text("type", "int"), weights.count("num_bits", 8)
+    return f"{'fp' if kind == 'float' else kind}{bits}"
 
 
 @dataclass(frozen=True, slots=True)

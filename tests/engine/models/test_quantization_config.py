@@ -1,4 +1,4 @@
-"""The two spellings of `quantization_config`, and what is refused with which words."""
+"""The spellings of `quantization_config`, and what is refused with which words."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ from typing import Any
 
 import pytest
 from pagefleet_engine.errors import ModelLoadError
-from pagefleet_engine.layers.quantization_scheme import Quantization, QuantizationScheme, fp8_on_load
+from pagefleet_engine.layers.quantization_scheme import (
+    PackedScheme,
+    Quantization,
+    QuantizationScheme,
+    fp8_on_load,
+)
 from pagefleet_engine.models.quantization_config import read_quantization, settle_quantization
 from pagefleet_protocol.model_config.fields import ConfigFields, ModelConfigError
 
 from tests.fakes.architectures import llama_arch
+from tests.fakes.packed_checkpoints import Packed
 from tests.fakes.quantized_checkpoints import Recipe
 
 LAYER = "model.layers.0.mlp.down_proj"
@@ -24,7 +30,15 @@ def read(section: dict[str, Any]) -> Quantization:
 
 
 def scheme(section: dict[str, Any], name: str = LAYER) -> QuantizationScheme | None:
-    return read(section).scheme([name])
+    found = read(section).scheme([name])
+    assert not isinstance(found, PackedScheme)
+    return found
+
+
+def packed(section: dict[str, Any], name: str = LAYER) -> PackedScheme | None:
+    found = read(section).scheme([name])
+    assert not isinstance(found, QuantizationScheme)
+    return found
 
 
 def group(weights: dict[str, Any], inputs: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
@@ -74,6 +88,67 @@ def test_what_is_read(recipe: Recipe, said: str) -> None:
     assert scheme(recipe.config(), "lm_head") is None
 
 
+@pytest.mark.parametrize(
+    ("stored", "said"),
+    [
+        (Packed("awq", zeros=True, group=128), "int4 weights per group of 128, zero points (awq)"),
+        (Packed("gptq", 3, group=None), "int3 weights per row (gptq)"),
+        (Packed("gptq_v2", 4, zeros=True), "int4 weights per group of 32, zero points (gptq_v2)"),
+        (Packed("gptq", 8, ordered=True), "int8 weights per group of 32 in act order (gptq)"),
+        (Packed("pack-quantized", 8, group=None), "int8 weights per row (compressed-tensors)"),
+        (Packed("pack-quantized", ordered=True), "int4 weights per group of 32 in act order (compressed-tensors)"),
+    ],
+    ids=str,
+)
+def test_numbers_of_a_few_bits(stored: Packed, said: str) -> None:
+    found = packed(stored.config())
+    assert found is not None
+    assert found.describe() == said
+    assert packed(stored.config(), "lm_head") is None
+
+
+@pytest.mark.parametrize("order", ["weight", "static", None])
+def test_orders_that_are_undone_in_the_file(order: str | None) -> None:
+    config = group({"strategy": "group", "group_size": 32, "actorder": order}, format="pack-quantized")
+    found = packed(config)
+    assert found is not None
+    assert not found.act_order
+
+
+def test_layers_that_awq_leaves_out() -> None:
+    config = Packed("awq", zeros=True).config() | {"modules_to_not_convert": ["visual", "mlp.gate", "layers.3"]}
+    assert packed(config, "model.layers.0.mlp.gate") is None
+    assert packed(config, "model.layers.0.mlp.gate_proj") is not None
+    assert packed(config, "model.layers.3.mlp.gate_proj") is None
+    assert packed(config, "model.layers.30.mlp.gate_proj") is not None
+
+
+def test_layers_that_gptq_names() -> None:
+    within = {"modules_in_block_to_quantize": [["self_attn.q_proj", "self_attn.o_proj"], ["mlp.down_proj"]]}
+    config = Packed("gptq").config() | within
+    assert packed(config) is not None
+    assert packed(config, "model.layers.0.self_attn.k_proj") is None
+
+
+def test_rules_of_gptq_for_some_layers() -> None:
+    rules = {
+        "-:.*self_attn": {},
+        r"+:.*\.down_proj": {"bits": 8, "group_size": -1, "desc_act": True},
+        "model.layers.1": {"bits": 3},
+    }
+    config = Packed("gptq").config() | {"dynamic": rules}
+    assert packed(config, "model.layers.0.self_attn.k_proj") is None
+    found = [
+        packed(config, f"model.layers.{layer}.mlp.{name}_proj") for layer, name in ((0, "down"), (0, "up"), (1, "up"))
+    ]
+    said = [one.describe() for one in found if one is not None]
+    assert said == [
+        "int8 weights per row (gptq)",
+        "int4 weights per group of 32 (gptq)",
+        "int3 weights per group of 32 (gptq)",
+    ]
+
+
 def test_the_arch_carries_it() -> None:
     quantization = llama_arch(quantization_config=Recipe("int", "channel").config()).quantization
     assert quantization is not None
@@ -114,9 +189,22 @@ def test_dynamic_scales_of_the_whole_step_become_those_of_tokens() -> None:
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        ({"quant_method": "awq"}, "quant_method is awq"),
+        ({"quant_method": "bitsandbytes"}, "quant_method is bitsandbytes"),
         ({"bits": 4}, "quant_method is not given"),
-        (group({}, {}, format="pack-quantized"), "format is pack-quantized"),
+        (group({}, {}, format="pack-quantized"), "format is pack-quantized and inputs are quantized"),
+        (group({"num_bits": 3}, format="pack-quantized"), "weights: int of 3 bits in pack-quantized"),
+        (group({"strategy": "tensor"}, format="pack-quantized"), "strategy tensor in pack-quantized"),
+        (group({"actorder": "odd"}, format="pack-quantized"), "actorder is odd"),
+        (group({"dynamic": True}, format="pack-quantized"), "weights are quantized at run time"),
+        ({"quant_method": "awq", "version": "gemv"}, "version of AWQ is gemv"),
+        ({"quant_method": "awq", "bits": 8}, "AWQ of 8 bits"),
+        ({"quant_method": "awq", "zero_point": False}, "AWQ without zero points"),
+        ({"quant_method": "awq", "group_size": 0}, "group_size is 0"),
+        ({"quant_method": "gptq", "bits": 5}, "GPTQ of 5 bits"),
+        ({"quant_method": "gptq", "bits": 4, "lm_head": True}, "GPTQ of the head"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format of GPTQ is marlin"),
+        ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "layout of Marlin"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*": {"bits": 7}}}, "GPTQ of 7 bits"),
         (group({}, {}, format=None), "format is not given"),
         (group({"num_bits": 4}, {}), "weights: int of 4 bits"),
         (group({"type": "float", "num_bits": 4}), "weights: float of 4 bits"),
@@ -152,6 +240,10 @@ def test_what_is_refused(section: dict[str, Any], said: str) -> None:
     ("section", "said"),
     [
         (group({}, {}, ignore=["re:("]), "ignore has 're:(', no regular expression"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:(": {}}}, "dynamic has '-:(', no regular expression"),
+        ({"quant_method": "gptq", "bits": 4, "modules_in_block_to_quantize": [3]}, "a list of strings, or of lists"),
+        ({"quant_method": "gptq"}, "bits is missing"),
+        (group({"strategy": "group", "group_size": None}, format="pack-quantized"), "group_size is None; it must be an integer"),
         (group({}, {}, ignore="lm_head"), "ignore is 'lm_head'; it must be a list of strings"),
         (group({"type": "float", "strategy": "block"}, None), "block_structure is missing; it must be a list of two"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size is [128]"),

@@ -241,6 +241,18 @@ def test_a_model_that_generates_is_read(architectures: object) -> None:
             "fp8",
         ),
         ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"type": "int"}}}}, "int8"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {
+                    "a": {"weights": {"type": "int", "num_bits": 8}},
+                    "b": {"weights": {"type": "int", "num_bits": 4}},
+                },
+            },
+            "int4",
+        ),
+        ({"quant_method": "awq", "bits": 4}, "int4"),
+        ({"quant_method": "gptq", "bits": 3}, "int3"),
         (None, ""),
     ],
 )
@@ -252,7 +264,15 @@ def test_quantization(section: object, expected: str) -> None:
 @pytest.mark.parametrize(
     ("section", "words"),
     [
-        ({"quant_method": "awq"}, "quant_method is awq"),
+        ({"quant_method": "bitsandbytes"}, "quant_method is bitsandbytes"),
+        ({"quant_method": "gptq", "bits": 16}, "bits is 16"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"g": {"weights": {"type": "float", "num_bits": 4}}},
+            },
+            "of fp4",
+        ),
         ({}, "quant_method is not given"),
         ({"quant_method": "compressed-tensors"}, "of no groups"),
         (

@@ -13,9 +13,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.matrix import Matrix, matrix_slots
 from pagefleet_engine.layers.quantization.mxfp4 import Mxfp4Matrix, check_scales, mxfp4_columns, mxfp4_kept
-from pagefleet_engine.layers.quantization_scheme import QuantizationScheme
+from pagefleet_engine.layers.quantization_scheme import PackedScheme, QuantizationScheme
 from pagefleet_engine.layers.shard import Shard, shard_of, stacked
 from pagefleet_engine.layers.weight import Kept, Placement, Weight
 
@@ -69,6 +70,10 @@ def expert_slots(
     if isinstance(name, Stacked):
         rows, within = (_joined(outputs, name),), placement.within(name.name)
         scheme = within.scheme(1)
+        if isinstance(scheme, PackedScheme):
+            raise ModelLoadError(
+                f"{within.path}: {scheme.describe()} of experts in one tensor are not run: give another checkpoint"
+            )
         if scheme is not None and scheme.number == "mxfp4":
             stack_slots = _Mxfp4Stack(experts, shard_of(inputs), rows[0], _order(outputs, name), install)
             yield from stack_slots.slots(scheme, within)

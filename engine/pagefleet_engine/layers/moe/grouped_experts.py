@@ -19,6 +19,7 @@ from pagefleet_engine.layers.moe.experts import with_room
 from pagefleet_engine.layers.moe.routing import Routes
 from pagefleet_engine.layers.quantization.form import Form
 from pagefleet_engine.layers.quantization.mxfp4 import Mxfp4Matrix
+from pagefleet_engine.layers.quantization.packed import PackedMatrix
 from pagefleet_engine.layers.quantization.slots import QuantizedMatrix
 
 
@@ -89,6 +90,10 @@ class _Stack:
             values_OI, scales = matrix.weight_OI, None
         elif isinstance(matrix, Mxfp4Matrix):
             values_OI, scales = matrix.codes_OJ, matrix.scales_OC
+        elif isinstance(matrix, PackedMatrix):
+            raise ModelLoadError(
+                "experts in AWQ, GPTQ or pack-quantized are not run on a GPU: give a checkpoint in fp8"
+            )
         else:
             assert isinstance(matrix, QuantizedMatrix), "there is no other kind of matrix"
             values_OI, scales = matrix.values_OI, matrix.scales

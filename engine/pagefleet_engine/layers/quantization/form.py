@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pagefleet_engine.layers.quantization_scheme import Quantization, QuantizationScheme
+from pagefleet_engine.layers.quantization_scheme import PackedScheme, Quantization, QuantizationScheme, Scheme
+from pagefleet_engine.layers.shard import Shard, shard_of
 from pagefleet_engine.layers.weight import Placement
 
 _FP8_CAPABILITY = (8, 9)
 _SMALLEST_BLOCK = 16
 _TRIED_INPUTS = 64
+_PACKED_COLUMNS = 32
 
 
 class Form(Enum):
@@ -42,10 +44,31 @@ def describe_forms(quantization: Quantization, widths: Sequence[int], placement:
     """A line for each scheme and the form it takes in layers of so many inputs, for the log."""
     lines = []
     for rule in quantization.rules:
-        for form, reason in dict.fromkeys(form_on(rule.scheme, inputs, placement) for inputs in widths):
+        for form, reason in dict.fromkeys(_form_of(rule.scheme, inputs, placement) for inputs in widths):
             why = f" ({reason})" if reason else ""
             lines.append(f"{rule.scheme.describe()}: weights are kept {form.value}{why}")
     return list(dict.fromkeys(lines))
+
+
+def _form_of(scheme: Scheme, inputs: int, placement: Placement) -> tuple[Form, str]:
+    if isinstance(scheme, PackedScheme):
+        return packed_form_on(scheme, shard_of(inputs), placement)
+    return form_on(scheme, inputs, placement)
+
+
+def packed_form_on(scheme: PackedScheme, inputs: Shard, placement: Placement) -> tuple[Form, str]:
+    """The form of a matrix of these columns, which may be a rank's, on the placement's device, and why."""
+    size = scheme.group_size
+    if placement.traceable:
+        return Form.EXPANDED, "experts that move are plain matrices"
+    if scheme.act_order and inputs.is_part:
+        return Form.EXPANDED, "a rank has parts of groups in act order"
+    if not placement.use_kernels:
+        # torch's own product of 4 bits is slower than oneDNN's of what they stand for, but for one row
+        return Form.EXPANDED, "a CPU multiplies floats"
+    if inputs.size % _PACKED_COLUMNS or (size is not None and (size < _PACKED_COLUMNS or size & (size - 1))):
+        return Form.EXPANDED, f"kernels take groups of {_PACKED_COLUMNS} inputs, or a power of two more"
+    return Form.SCALED, ""
 
 
 def form_with_kernels(scheme: QuantizationScheme, inputs: int, capability: tuple[int, int] | None) -> tuple[Form, str]:

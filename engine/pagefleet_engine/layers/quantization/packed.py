@@ -1,0 +1,107 @@
+"""A matrix in numbers of a few bits, and its products.
+
+Shapes: T tokens, I inputs, O outputs, G groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from pagefleet_kernels.packed_matmul import PackedWeights, pack_numbers, packed_matmul
+from torch import Tensor
+
+from pagefleet_engine.layers.linear_kernel import LinearKernel
+from pagefleet_engine.layers.quantization.kernels import QuantizedLinear
+from pagefleet_engine.layers.quantization.packing import Unpacked
+from pagefleet_engine.layers.quantization_scheme import PackedScheme
+
+_ROWS_AT_ONCE = 1024
+"""That are dequantized in float32."""
+
+
+def dequantize_packed(scheme: PackedScheme, matrix: Unpacked, groups_I: Tensor, dtype: torch.dtype) -> Tensor:
+    """[O, I] of the numbers that it stands for; `groups_I`: int64, the group of each input."""
+    out_OI = torch.empty(matrix.codes_OI.shape, dtype=dtype, device=matrix.codes_OI.device)
+    for start in range(0, len(out_OI), _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        values = matrix.codes_OI[rows].to(torch.float32)
+        if matrix.zeros_OG is None:
+            values -= 1 << (scheme.bits - 1)
+        else:
+            values -= matrix.zeros_OG[rows][:, groups_I]
+        out_OI[rows] = values.mul_(matrix.scales_OG[rows][:, groups_I])
+    return out_OI
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedMatrix:
+    """Implements `layers.matrix.Matrix`."""
+
+    weights: PackedWeights
+    order_I: Tensor | None
+    """int32: which input each column multiplies; None: its own."""
+    dtype: torch.dtype
+    """Of the model."""
+
+    @classmethod
+    def of_numbers(cls, scheme: PackedScheme, matrix: Unpacked, groups_I: Tensor, dtype: torch.dtype) -> PackedMatrix:
+        """Columns side by side whose group is the same; each group has as many."""
+        order_I = groups_I.argsort(stable=True)
+        codes_OI, order = matrix.codes_OI, None
+        if not torch.equal(order_I, torch.arange(len(order_I), device=order_I.device)):
+            codes_OI, order = codes_OI[:, order_I], order_I.to(torch.int32)
+        bits = 8 if scheme.bits == 8 else 4
+        # Fewer bits are the same numbers around the middle of sixteen.
+        more = (1 << (bits - 1)) - (1 << (scheme.bits - 1))
+        zeros_OG = matrix.zeros_OG
+        if more:
+            codes_OI, zeros_OG = codes_OI + more, None if zeros_OG is None else zeros_OG + more
+        weights = PackedWeights(pack_numbers(codes_OI, bits), matrix.scales_OG, zeros_OG, bits, scheme.group_size)
+        return cls(weights, order, dtype)
+
+    def kernel(self, start: int, stop: int) -> LinearKernel:
+        """See Matrix."""
+        return PackedLinear(self.weights.rows(start, stop), self.order_I)
+
+    def plain(self) -> Tensor:
+        """See Matrix."""
+        plain_OI = self.weights.dequantize().to(self.dtype)
+        if self.order_I is None:
+            return plain_OI
+        return torch.empty_like(plain_OI).index_copy_(1, self.order_I.to(torch.int64), plain_OI)
+
+    @property
+    def stored(self) -> tuple[Tensor, ...]:
+        """See Matrix."""
+        weights = self.weights
+        return tuple(
+            part for part in (weights.numbers, weights.scales_OG, weights.zeros_OG, self.order_I) if part is not None
+        )
+
+    def of(self, stored: Sequence[Tensor]) -> PackedMatrix:
+        """See Matrix."""
+        left = iter(stored)
+        weights = replace(
+            self.weights,
+            numbers=next(left),
+            scales_OG=next(left),
+            zeros_OG=None if self.weights.zeros_OG is None else next(left),
+        )
+        return replace(self, weights=weights, order_I=None if self.order_I is None else next(left))
+
+
+class PackedLinear(QuantizedLinear):
+    """By pagefleet_kernels."""
+
+    __slots__ = ("_order_I", "_weights")
+
+    def __init__(self, weights: PackedWeights, order_I: Tensor | None) -> None:
+        self._weights, self._order_I = weights, order_I
+
+    def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
+        """See LinearKernel."""
+        if self._order_I is not None:
+            x_TI = x_TI.index_select(-1, self._order_I)
+        return packed_matmul(x_TI, self._weights, bias_O)

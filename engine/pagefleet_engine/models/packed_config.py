@@ -1,0 +1,128 @@
+"""Matrices in numbers of a few bits, from the sections of AWQ, GPTQ and compressed-tensors' `pack-quantized`.
+
+Sources: AutoAWQ's and GPTQModel's `quantization_config`, and the meaning that transformers gives their fields.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pagefleet_protocol.model_config.fields import ConfigFields
+
+from pagefleet_engine.layers.quantization_scheme import PackedScheme, Packing, Quantization, Rule
+from pagefleet_engine.models.quantization_fields import check_expression, own_name, refusal
+
+PACK_QUANTIZED = "pack-quantized"
+_GPTQ_BITS = (2, 3, 4, 8)
+_EVERY_LAYER = ("Linear",)
+_HEAD = "lm_head"
+
+
+def read_packed_group(group: ConfigFields) -> PackedScheme:
+    """One of compressed-tensors' config_groups.
+
+    Raises:
+        ModelLoadError: it is not run.
+    """
+    weights = group.section("weights")
+    if group.present("input_activations"):
+        raise refusal(group, f"format is {PACK_QUANTIZED} and inputs are quantized (input_activations)")
+    kind, bits = weights.text("type", "int"), weights.count("num_bits", 8)
+    if kind != "int" or bits not in (4, 8):
+        raise refusal(weights, f"{kind} of {bits} bits in {PACK_QUANTIZED}")
+    if weights.flag("dynamic", False):
+        raise refusal(weights, "weights are quantized at run time")
+    strategy = weights.text("strategy", "tensor")
+    if strategy not in ("group", "channel"):
+        raise refusal(weights, f"strategy {strategy} in {PACK_QUANTIZED}")
+    size = weights.count("group_size") if strategy == "group" else None
+    order = weights.text("actorder", "")
+    if order not in ("", "group", "dynamic", "weight", "static"):
+        raise refusal(weights, f"actorder is {order}")
+    return PackedScheme(
+        packing="compressed-tensors",
+        bits=bits,
+        group_size=size,
+        zero_points=not weights.flag("symmetric", True),
+        # The others write weights back in their own order.
+        act_order=order in ("group", "dynamic") and size is not None,
+    )
+
+
+def read_awq(section: ConfigFields) -> Quantization:
+    """`quant_method` awq.
+
+    Raises:
+        ModelLoadError: it is not run.
+    """
+    version, bits = section.text("version", "gemm").lower(), section.count("bits", 4)
+    if version != "gemm":
+        raise refusal(section, f"version of AWQ is {version}")
+    if bits != 4:
+        raise refusal(section, f"AWQ of {bits} bits")
+    if not section.flag("zero_point", True):
+        raise refusal(section, "AWQ without zero points (zero_point is false)")
+    scheme = PackedScheme(packing="awq", bits=bits, group_size=_group_size(section), zero_points=True)
+    parts = [own_name(part) for part in section.texts("modules_to_not_convert")]
+    return Quantization(rules=(Rule(_EVERY_LAYER, scheme),), ignored=(_HEAD, *map(_anywhere, parts)))
+
+
+def read_gptq(section: ConfigFields) -> Quantization:
+    """`quant_method` gptq.
+
+    Raises:
+        ModelLoadError: it is not run.
+    """
+    form = section.text("checkpoint_format", "gptq").lower()
+    if form not in ("gptq", "gptq_v2"):
+        raise refusal(section, f"checkpoint_format of GPTQ is {form}")
+    if section.flag("lm_head", False):
+        raise refusal(section, "GPTQ of the head (lm_head is true)")
+    if section.flag("is_marlin_format", False):
+        raise refusal(section, "GPTQ in the layout of Marlin (is_marlin_format is true)")
+    packing: Packing = "gptq_v2" if form == "gptq_v2" else "gptq"
+    rules, ignored = [], [_HEAD, *map(_anywhere, map(own_name, section.texts("modules_to_not_convert")))]
+    dynamic = section.section("dynamic")
+    usual = {
+        "bits": section.count("bits"),
+        "group_size": section.count("group_size", 128, low=-1),
+        "sym": section.flag("sym", True),
+        "desc_act": section.flag("desc_act", False),
+    }
+    for name in dynamic.section_names():
+        sign, expression = (name[:2], name[2:]) if name[:2] in ("+:", "-:") else ("+:", name)
+        check_expression(expression, name, section, "dynamic")
+        pattern = f"re:{own_name(expression)}"
+        if sign == "-:":
+            ignored.append(pattern)
+        else:
+            rules.append(Rule((pattern,), _gptq_scheme(dynamic.section(name).with_defaults(usual), packing)))
+    within = section.nested_texts("modules_in_block_to_quantize")
+    rules.append(Rule(tuple(map(_anywhere, within)) or _EVERY_LAYER, _gptq_scheme(section, packing)))
+    return Quantization(rules=tuple(rules), ignored=tuple(ignored))
+
+
+def _gptq_scheme(section: ConfigFields, packing: Packing) -> PackedScheme:
+    bits = section.count("bits")
+    if bits not in _GPTQ_BITS:
+        raise refusal(section, f"GPTQ of {bits} bits")
+    size = _group_size(section)
+    return PackedScheme(
+        packing=packing,
+        bits=bits,
+        group_size=size,
+        zero_points=not section.flag("sym", True),
+        act_order=section.flag("desc_act", False) and size is not None,
+    )
+
+
+def _group_size(section: ConfigFields) -> int | None:
+    size = section.count("group_size", 128, low=-1)
+    if size == 0:
+        raise refusal(section, "group_size is 0")
+    return None if size == -1 else size
+
+
+def _anywhere(part: str) -> str:
+    """A pattern of the layers that have these words of a name, and of those within."""
+    return rf"re:(.*\.)?{re.escape(part.strip('.'))}(\.|$)"

@@ -1,0 +1,247 @@
+"""Products of floats with a matrix in numbers of 4 or 8 bits, which become floats in registers.
+
+A group's numbers less its zero point are exact in any float type, and so is nothing rounded before the sums, which are
+scaled by group (GPTQ, arXiv 2210.17323; AWQ, arXiv 2306.00978).
+
+Two numbers of 4 bits lie in a byte, 16 inputs apart, so that a byte's halves meet inputs that are neighbours too:
+
+inputs of a row    |0 1 ... 15|16 17 ... 31|32 33 ... 47|48 ...     |
+bytes              |0|16 1|17  ...   15|31 |32|48 33|49 ...         |
+
+Shapes: T tokens, I inputs, O outputs, J bytes of a row, G groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from pagefleet_kernels._triton import COMPILE_OPTIONS, INTERPRETED, jit, next_power_of_2, tl
+from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
+from pagefleet_kernels.errors import UnsupportedShapeError
+from pagefleet_kernels.tuning import MatmulTile, launch_table, matmul_tile
+
+RUN = 32
+"""Inputs whose numbers of 4 bits lie in one run of bytes."""
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedWeights:
+    """Stands for `(number - zero point) * scale`."""
+
+    numbers: torch.Tensor
+    """uint8 [O, J], as `pack_numbers` makes them."""
+    scales_OG: torch.Tensor
+    """float32"""
+    zeros_OG: torch.Tensor | None
+    """uint8; None: 8, or 128 for numbers of 8 bits."""
+    bits: int
+    """4 or 8."""
+    group: int | None
+    """Inputs of a row that share a scale; None: all of them, and G is 1."""
+
+    @property
+    def num_inputs(self) -> int:
+        """Columns of the matrix."""
+        return self.numbers.shape[1] * 8 // self.bits
+
+    def rows(self, start: int, stop: int) -> PackedWeights:
+        """These of its rows."""
+        zeros_OG = None if self.zeros_OG is None else self.zeros_OG[start:stop]
+        return replace(self, numbers=self.numbers[start:stop], scales_OG=self.scales_OG[start:stop], zeros_OG=zeros_OG)
+
+    def dequantize(self) -> torch.Tensor:
+        """float32 [O, I]."""
+        values = unpack_numbers(self.numbers, self.bits).to(torch.float32)
+        grouped_OGg = values.view(len(values), -1, self.group or self.num_inputs)
+        grouped_OGg -= (1 << (self.bits - 1)) if self.zeros_OG is None else self.zeros_OG[..., None]
+        return grouped_OGg.mul_(self.scales_OG[..., None]).flatten(1)
+
+
+def pack_numbers(numbers_OI: torch.Tensor, bits: int) -> torch.Tensor:
+    """uint8 [O, J] of uint8 numbers below 2^bits; those of 4 bits in whole runs."""
+    if bits == 8:
+        return numbers_OI.contiguous()
+    if numbers_OI.shape[1] % RUN:
+        raise UnsupportedShapeError(f"{numbers_OI.shape[1]} inputs are not whole runs of {RUN}")
+    first, second = numbers_OI.reshape(len(numbers_OI), -1, 2, RUN // 2).unbind(2)
+    return (first | second << 4).flatten(1)
+
+
+def unpack_numbers(numbers_OJ: torch.Tensor, bits: int) -> torch.Tensor:
+    """Inverse of `pack_numbers`."""
+    if bits == 8:
+        return numbers_OJ
+    runs = numbers_OJ.reshape(len(numbers_OJ), -1, RUN // 2)
+    return torch.stack((runs & 15, runs >> 4), 2).flatten(1)
+
+
+def packed_matmul(
+    x_TI: torch.Tensor,
+    weights: PackedWeights,
+    bias_O: torch.Tensor | None = None,
+    *,
+    tile: MatmulTile | None = None,
+    backend: Backend | None = None,
+) -> torch.Tensor:
+    """`x W^T + bias` as a new contiguous [T, O] in x's dtype; sums are float32.
+
+    Groups are powers of two from 32 on. `tile` asks for the Triton kernel with this launch.
+    """
+    _check(x_TI, weights, bias_O)
+    if choose_backend(x_TI.device, backend) == "torch":
+        sums_TO = x_TI.float() @ weights.dequantize().t()
+        return (sums_TO if bias_O is None else sums_TO + bias_O.float()).to(x_TI.dtype)
+    if tile is None:
+        tile = matmul_tile(launch_table(architecture(x_TI.device)).packed, x_TI.shape[0])
+    return _triton_matmul(x_TI, weights, bias_O, tile)
+
+
+def _check(x_TI: torch.Tensor, weights: PackedWeights, bias_O: torch.Tensor | None) -> None:
+    num_outputs, num_inputs, group = weights.numbers.shape[0], weights.num_inputs, weights.group
+    if x_TI.dim() != 2 or x_TI.shape[1] != num_inputs or x_TI.stride(1) != 1 or x_TI.dtype not in _FLOATS:
+        raise UnsupportedShapeError(
+            f"activations {list(x_TI.shape)} of {x_TI.dtype} do not fit {num_inputs} inputs: floats [T, I] do, "
+            "with a contiguous last axis"
+        )
+    if weights.bits not in (4, 8) or weights.numbers.dtype != torch.uint8 or weights.numbers.stride(1) != 1:
+        raise UnsupportedShapeError(f"numbers of {weights.bits} bits in {weights.numbers.dtype} are not supported")
+    if group is not None and (group < RUN or group & (group - 1) or num_inputs % group):
+        raise UnsupportedShapeError(
+            f"groups of {group} of {num_inputs} inputs are not supported: powers of two from {RUN}, which divide the "
+            "inputs, are"
+        )
+    wanted = (num_outputs, num_inputs // group if group is not None else 1)
+    given = [tuple(one.shape) for one in (weights.scales_OG, weights.zeros_OG) if one is not None]
+    if any(shape != wanted for shape in given):
+        raise UnsupportedShapeError(f"scales and zero points {given} must be {wanted}")
+    if bias_O is not None and bias_O.shape != (num_outputs,):
+        raise UnsupportedShapeError(f"{num_outputs} outputs need as many biases, not {list(bias_O.shape)}")
+
+
+def _triton_matmul(
+    x_TI: torch.Tensor, weights: PackedWeights, bias_O: torch.Tensor | None, tile: MatmulTile
+) -> torch.Tensor:
+    (num_tokens, num_inputs), num_outputs = x_TI.shape, weights.numbers.shape[0]
+    out_TO = x_TI.new_empty((num_tokens, num_outputs))
+    if out_TO.numel() == 0:
+        return out_TO
+    group = weights.group or 0
+    block_k = tile.block_k // max(1, x_TI.element_size() // 2)  # tables are sized for two bytes at most
+    tiles_m = -(-num_tokens // tile.block_m)
+    zeros_OG = weights.scales_OG if weights.zeros_OG is None else weights.zeros_OG
+    _packed_matmul_kernel[(tiles_m * -(-num_outputs // tile.block_n),)](
+        out_TO,
+        x_TI,
+        weights.numbers,
+        weights.scales_OG,
+        zeros_OG,
+        out_TO if bias_O is None else bias_O,
+        num_tokens,
+        tiles_m,
+        x_TI.stride(0),
+        weights.numbers.stride(0),
+        weights.scales_OG.stride(0),
+        OUTPUTS=num_outputs,
+        INPUTS=num_inputs,
+        GROUP=group,
+        BITS=weights.bits,
+        HAS_ZEROS=weights.zeros_OG is not None,
+        HAS_BIAS=bias_O is not None,
+        IEEE=INTERPRETED,
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        BLOCK_K=min(max(RUN, block_k), group or block_k, max(RUN, next_power_of_2(num_inputs))),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        **COMPILE_OPTIONS,
+    )
+    return out_TO
+
+
+@jit(do_not_specialize=("num_tokens", "tiles_m"))
+def _packed_matmul_kernel(  # type: ignore[no-untyped-def]
+    out_ptr,
+    x_ptr,
+    weight_ptr,
+    scale_ptr,
+    zero_ptr,
+    bias_ptr,
+    num_tokens,
+    tiles_m,
+    stride_x,
+    stride_weight,
+    stride_scale,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    IEEE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """One program per tile of the product. Neighbours share a tile of weights, which is the larger matrix."""
+    program = tl.program_id(0)
+    m = (program % tiles_m) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = (program // tiles_m) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside_m, inside_n = m < num_tokens, n < OUTPUTS
+    BYTES: tl.constexpr = BLOCK_K * BITS // 8
+    j = tl.arange(0, BYTES)
+    # The input that a byte's number multiplies, or the first of its two.
+    k = j
+    if BITS == 4:
+        k = (j // 16) * 32 + j % 16
+    x_tile_ptr = x_ptr + m.to(tl.int64)[:, None] * stride_x + k[None, :]
+    weight_tile_ptr = weight_ptr + n.to(tl.int64)[None, :] * stride_weight + j[:, None]
+    scale_row_ptr = scale_ptr + n.to(tl.int64) * stride_scale
+    zero_row_ptr = zero_ptr + n.to(tl.int64) * stride_scale
+    middle: tl.constexpr = 1 << (BITS - 1)
+    sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, INPUTS, BLOCK_K):
+        inside = (k < INPUTS - start)[None, :]
+        x = tl.load(x_tile_ptr + start, mask=inside_m[:, None] & inside, other=0.0)
+        mask = (k < INPUTS - start)[:, None] & inside_n[None, :]
+        weight = tl.load(weight_tile_ptr + start * BITS // 8, mask=mask, other=0)
+        if HAS_ZEROS:
+            column = 0
+            if GROUP > 0:
+                column = start // GROUP
+            zero = tl.load(zero_row_ptr + column, mask=inside_n, other=0).to(tl.int32)[None, :]
+        else:
+            zero = middle
+        part = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        if GROUP == 0:
+            part = sums
+        if BITS == 4:
+            upper_x = tl.load(x_tile_ptr + start + 16, mask=inside_m[:, None] & inside, other=0.0)
+            part = _multiply(x, (weight & 15).to(tl.int32) - zero, part, IEEE)
+            part = _multiply(upper_x, (weight >> 4).to(tl.int32) - zero, part, IEEE)
+        else:
+            part = _multiply(x, weight.to(tl.int32) - zero, part, IEEE)
+        if GROUP == 0:
+            sums = part
+        else:
+            scale = tl.load(scale_row_ptr + start // GROUP, mask=inside_n, other=0.0)
+            sums += part * scale[None, :]
+    if GROUP == 0:
+        sums *= tl.load(scale_row_ptr, mask=inside_n, other=0.0)[None, :]
+    if HAS_BIAS:
+        sums += tl.load(bias_ptr + n, mask=inside_n, other=0.0).to(tl.float32)[None, :]
+    out_tile_ptr = out_ptr + m.to(tl.int64)[:, None] * OUTPUTS + n[None, :]
+    tl.store(out_tile_ptr, sums.to(out_ptr.dtype.element_ty), mask=inside_m[:, None] & inside_n[None, :])
+
+
+@jit()
+def _multiply(x, numbers, sums, IEEE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """`sums + x numbers`; numbers of up to 8 bits are exact in any float type."""
+    weight = numbers.to(tl.float32)
+    if IEEE:  # the interpreter would multiply the bit patterns of bfloat16
+        sums = tl.dot(x.to(tl.float32), weight, sums, input_precision="ieee")
+    else:
+        sums = tl.dot(x, weight.to(x.dtype), sums, input_precision="ieee")
+    return sums

@@ -1,0 +1,203 @@
+"""Checkpoints in numbers of a few bits, from the files to the logits; and what is said where tensors do not fit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from pagefleet_engine.errors import ModelLoadError
+from pagefleet_engine.layers.weight import Placement
+from pagefleet_engine.loader.load import load_model
+from pagefleet_engine.loader.memory import weight_bytes
+from pagefleet_engine.models.config_file import read_arch
+from pagefleet_engine.models.model import Model, build_model
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.fakes.checkpoints import reference_model
+from tests.fakes.dense_attention import DenseSequence, DenseStep
+from tests.fakes.packed_checkpoints import Packed, awq_words, packed_checkpoint
+
+CPU = torch.device("cpu")
+Make = Callable[..., Path]
+FORMATS = [
+    Packed("pack-quantized", zeros=True),
+    Packed("pack-quantized", ordered=True),
+    Packed("pack-quantized", 8, group=None),
+    Packed("awq", zeros=True),
+    Packed("gptq", zeros=True, ordered=True),
+    Packed("gptq", 3),
+    Packed("gptq_v2", 8, zeros=True),
+]
+GPTQ = Packed("gptq", zeros=True, ordered=True)
+O_PROJ = "model.layers.0.self_attn.o_proj"
+
+
+def load(folder: Path, use_kernels: bool = False) -> Model:
+    return load_model(folder, read_arch(folder), Placement(torch.float32, CPU, use_kernels), "auto", 0)
+
+
+def logits(model: Model, length: int = 12) -> Tensor:
+    with torch.inference_mode():
+        tokens = torch.arange(3, 3 + length)
+        return model.logits(model.forward(tokens, torch.arange(length), DenseStep([(DenseSequence(), length)])))
+
+
+@pytest.fixture
+def packed(make_checkpoint: Make, tmp_path: Path) -> Callable[..., Path]:
+    return lambda how, **more: packed_checkpoint(make_checkpoint("llama"), tmp_path / "packed", how, **more)
+
+
+def edit(folder: Path, changes: dict[str, Tensor | None]) -> None:
+    tensors = {name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()} | changes
+    kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def stored(folder: Path, name: str) -> Tensor:
+    tensors: dict[str, Tensor] = load_file(folder / "model.safetensors")
+    return tensors[name]
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ModelLoadError) as error:
+        load(folder)
+    said = str(error.value)
+    assert "\n" not in said
+    return said
+
+
+@pytest.mark.parametrize("how", FORMATS, ids=str)
+def test_logits_are_those_of_transformers_with_what_the_numbers_mean(how: Packed, packed: Callable[..., Path]) -> None:
+    folder = packed(how)
+    with torch.inference_mode():
+        expected = reference_model(Path(f"{folder}-plain"))(torch.arange(3, 15)[None]).logits[0]
+    torch.testing.assert_close(logits(load(folder)), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("how", FORMATS, ids=str)
+def test_layers_that_are_named_stay_as_they_are(how: Packed, packed: Callable[..., Path]) -> None:
+    names = (
+        {"ignore": ["lm_head", "re:.*self_attn.*"]}
+        if how.format == "pack-quantized"
+        else {"modules_to_not_convert": ["self_attn"]}
+    )
+    folder = packed(how, config=names, kept="self_attn")
+    torch.testing.assert_close(logits(load(folder)), logits(load(Path(f"{folder}-plain"))), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("how", FORMATS, ids=str)
+@pytest.mark.parametrize("use_kernels", [False, True])
+def test_the_estimate_is_what_is_kept(how: Packed, use_kernels: bool, packed: Callable[..., Path]) -> None:
+    """Of one layer's matrices and all that belongs to them, but for the order of inputs where these are in order."""
+    folder = packed(how)
+    arch = read_arch(folder)
+    placement = Placement(torch.float32, CPU, use_kernels, arch.quantization)
+    model = build_model(arch, placement)
+    estimated = weight_bytes(arch, model.weights(), placement)
+    plain = build_model(arch, Placement(torch.float32, CPU, use_kernels))
+    expanded = weight_bytes(arch, plain.weights(), placement)
+    if not use_kernels:
+        assert estimated == expanded
+        return
+    tensors = load_file(folder / "model.safetensors")
+    numbers = sum(
+        part.numel() * 32 // how.bits for name, part in tensors.items() if name.endswith(("packed", "qweight"))
+    )
+    scales = sum(part.numel() for name, part in tensors.items() if name.endswith(("scales", "weight_scale")))
+    order = sum(part.numel() for name, part in tensors.items() if name.endswith("g_idx")) if how.ordered else 0
+    bits = 8 if how.bits == 8 else 4
+    kept = numbers * bits // 8 + scales * (5 if how.zeros else 4) + order * 4
+    assert estimated == expanded - 4 * numbers + kept
+
+
+def test_dummy_weights(packed: Callable[..., Path], tmp_path: Path) -> None:
+    for number, how in enumerate(FORMATS):
+        folder = tmp_path / f"dummy-{number}"
+        folder.mkdir()
+        made = packed(how)
+        shutil.copy(made / "config.json", folder)
+        shutil.rmtree(made)
+        shutil.rmtree(f"{made}-plain")
+        out = logits(load_model(folder, read_arch(folder), Placement(torch.float32, CPU, False), "dummy", 1))
+        assert out.isfinite().all()
+        assert out.std() > 1e-3
+
+
+def test_a_missing_tensor(packed: Callable[..., Path]) -> None:
+    folder = packed(GPTQ)
+    edit(folder, {f"{O_PROJ}.g_idx": None})
+    assert f"the weights lack {O_PROJ}.g_idx: download the checkpoint again" in refusal(folder)
+
+
+def test_groups_that_are_not_there(packed: Callable[..., Path]) -> None:
+    folder = packed(GPTQ)
+    groups = stored(folder, f"{O_PROJ}.g_idx")
+    edit(folder, {f"{O_PROJ}.g_idx": groups + 7})
+    said = refusal(folder)
+    assert f"model.safetensors: {O_PROJ}.g_idx puts inputs into groups 7 to" in said
+    assert "give group_size" in said
+
+
+def test_groups_of_different_sizes(packed: Callable[..., Path]) -> None:
+    folder = packed(GPTQ)
+    groups = stored(folder, f"{O_PROJ}.g_idx")
+    groups[groups.argmax()] = 0
+    edit(folder, {f"{O_PROJ}.g_idx": groups})
+    assert f"{O_PROJ}.g_idx makes groups of 31 to 33 inputs, and group_size is 32" in refusal(folder)
+
+
+def test_a_zero_point_out_of_range(packed: Callable[..., Path]) -> None:
+    folder = packed(GPTQ)
+    zeros = stored(folder, f"{O_PROJ}.qzeros")
+    zeros[0, 0] = -1
+    edit(folder, {f"{O_PROJ}.qzeros": zeros})
+    assert f"{O_PROJ}.qzeros holds a zero point of 16, and 15 is the largest" in refusal(folder)
+
+
+def test_zero_points_of_another_version(packed: Callable[..., Path]) -> None:
+    folder = packed(Packed("gptq_v2"), config={"checkpoint_format": "gptq"})
+    assert "qzeros holds zero points other than 8, which config.json's sym means" in refusal(folder)
+
+
+def test_a_scale_that_is_no_number(packed: Callable[..., Path]) -> None:
+    folder = packed(Packed("awq", zeros=True))
+    scales = stored(folder, f"{O_PROJ}.scales")
+    scales[0, 1] = float("nan")
+    edit(folder, {f"{O_PROJ}.scales": scales})
+    assert f"{O_PROJ}.scales holds a scale that is no finite number: download the checkpoint again" in refusal(folder)
+
+
+def test_a_misshapen_zero_point(packed: Callable[..., Path]) -> None:
+    folder = packed(Packed("awq", zeros=True))
+    edit(folder, {f"{O_PROJ}.qzeros": awq_words(torch.zeros(7, 64, dtype=torch.int32))})
+    assert f"{O_PROJ}.qzeros is [7, 8], config.json makes it [2, 8]" in refusal(folder)
+
+
+@pytest.mark.parametrize(("claimed", "lacking"), [("awq", "qweight is"), ("pack-quantized", "the weights lack")])
+def test_tensors_of_another_form_than_the_configuration_says(
+    claimed: str, lacking: str, packed: Callable[..., Path]
+) -> None:
+    folder = packed(Packed("gptq"))
+    settings = json.loads((folder / "config.json").read_text())
+    settings["quantization_config"] = Packed(claimed, zeros=claimed == "awq").config()
+    (folder / "config.json").write_text(json.dumps(settings))
+    assert lacking in refusal(folder)
+
+
+def test_groups_that_do_not_divide(packed: Callable[..., Path]) -> None:
+    folder = packed(Packed("gptq"), config={"group_size": 48})
+    assert "inputs, which groups of 48 do not divide: give group_size" in refusal(folder)
+
+
+def test_weights_of_another_type(packed: Callable[..., Path]) -> None:
+    folder = packed(Packed("gptq"))
+    edit(folder, {f"{O_PROJ}.qweight": stored(folder, f"{O_PROJ}.qweight").float()})
+    assert (
+        f"{O_PROJ}.qweight is of type F32; config.json says that it is quantized: give a checkpoint in I32"
+        in refusal(folder)
+    )
