@@ -166,7 +166,7 @@ def test_every_step_runs_in_small(table: LaunchTable) -> None:
     """On the torch twins, to which tiles mean nothing, with a clock that likes what comes late."""
     times: Iterator[int] = itertools.count(-1, -1)
     names = [step.name for step in tuning_steps(tuned(Clock(0)), SIZES)]
-    assert len(set(names)) == len(names) == 2 * len(SIZES.head_dims) + 2 + len(table.matmul)
+    assert len(set(names)) == len(names) == 2 * len(SIZES.head_dims) + 2 + len(table.matmul) + len(table.packed)
     better, _ = step("fp8 product, many rows", lambda run: (run(), float(next(times)))[1]).search(table)
     assert better.matmul[-1] == product_candidates(2**31, 227 * KIB)[-1]
 
