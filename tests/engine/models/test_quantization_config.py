@@ -243,7 +243,10 @@ def test_what_is_refused(section: dict[str, Any], said: str) -> None:
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:(": {}}}, "dynamic has '-:(', no regular expression"),
         ({"quant_method": "gptq", "bits": 4, "modules_in_block_to_quantize": [3]}, "a list of strings, or of lists"),
         ({"quant_method": "gptq"}, "bits is missing"),
-        (group({"strategy": "group", "group_size": None}, format="pack-quantized"), "group_size is None; it must be an integer"),
+        (
+            group({"strategy": "group", "group_size": None}, format="pack-quantized"),
+            "group_size is None; it must be an integer",
+        ),
         (group({}, {}, ignore="lm_head"), "ignore is 'lm_head'; it must be a list of strings"),
         (group({"type": "float", "strategy": "block"}, None), "block_structure is missing; it must be a list of two"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size is [128]"),
