@@ -11,7 +11,6 @@ from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.ranks.parallelism import Parallelism
 from pagefleet_engine.ranks.shared_memory import SharedGroup
 from pagefleet_engine.ranks.together import TogetherHandles, WaveBoard, patience_s
-from pagefleet_engine.worker.device import resolve_device
 
 
 class DataGroup:
@@ -49,9 +48,9 @@ def data_group(config: EngineConfig, arch: ModelArch, handles: TogetherHandles |
     """
     if handles is None or not (arch.steps_together or config.parallel.enable_expert_parallel):
         return None
-    together = f"the data ranks of a {arch.model_type} step together, and"
     if config.parallel.is_networked:
-        raise ConfigError(f"{together} meet on one machine: leave distributed_executor_backend out")
-    if resolve_device(config.model.device).type != "cpu":
-        raise ConfigError(f"{together} meet in the memory of the processor: give --device cpu, or leave data ranks out")
+        raise ConfigError(
+            f"the data ranks of a {arch.model_type} step together, and meet on one machine: leave "
+            "distributed_executor_backend out"
+        )
     return DataGroup(handles, copy)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import socket
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-
-import torch
 
 # torch.distributed has it too, but its types do not say so.
 from torch._C._distributed_c10d import PrefixStore
@@ -25,7 +22,7 @@ from pagefleet_engine.executor.vital_signs import Awaited, OwnSigns
 from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.ranks.communicators import Communicators
 from pagefleet_engine.ranks.copies import CopyGroups
-from pagefleet_engine.ranks.group import Alone, RankGroup, TorchGroup, gloo_group, nccl_group
+from pagefleet_engine.ranks.group import Alone, RankGroup, TorchGroup, gloo_group, meet_by_nccl
 from pagefleet_engine.ranks.peers import PeerGroup, open_peers, watch_peers
 from pagefleet_engine.ranks.shared_handles import SharedHandles
 from pagefleet_engine.ranks.shared_memory import SharedGroup
@@ -41,7 +38,6 @@ _LOAD_PATIENCE = timedelta(hours=1)
 _Joined = tuple[RankGroup, Callable[[], None]]
 """A group, and what ends the patience of loading."""
 _log = logging.getLogger(__name__)
-_SHM = Path("/dev/shm")  # noqa: S108 - NCCL's place, and only looked at
 
 
 def build_rank(start: RankStart, times: StartupTimes, signs: OwnSigns) -> BuiltRank:
@@ -85,7 +81,7 @@ def _join_all(start: RankStart, signs: OwnSigns) -> tuple[Communicators, Callabl
         own = replace(own, links=_links(start, meeting, signs.awaiting(Awaited.STAGE)), world=world)
     if start.copy_shares is None:
         return own, end_loading
-    copies = CopyGroups(start.copy_shares, part, signs.awaiting(Awaited.STAGE))
+    copies = CopyGroups(start.copy_shares, part, on_gpu=meeting.on_gpu, awaiting=signs.awaiting(Awaited.STAGE))
 
     def end_all() -> None:
         end_loading()
@@ -147,15 +143,17 @@ class _Meeting:
             ConfigError: they do not reach each other.
         """
         store = PrefixStore(name, self._store)
-        try:
-            if self.on_gpu:
-                group, set_timeout = nccl_group(store, index, size, _LOAD_PATIENCE)
-                group.all_reduce(torch.zeros(1, device="cuda"))
-                torch.cuda.synchronize()
-            else:
+        if self.on_gpu:
+            group, set_timeout = meet_by_nccl(store, index, size, _LOAD_PATIENCE)
+        else:
+            try:
                 group, set_timeout = gloo_group(store, index, size, _LOAD_PATIENCE, self._start.address, awaiting)
-        except RuntimeError as error:
-            raise ConfigError(self._remedy(" ".join(str(error).split())[:300])) from error
+            except RuntimeError as error:
+                line = " ".join(str(error).split())[:300]
+                raise ConfigError(
+                    f"gloo does not join the ranks ({line}): let nodes reach each other on any port, or name the "
+                    "network interface by GLOO_SOCKET_IFNAME"
+                ) from error
         return group, lambda: set_timeout(timedelta(seconds=PATIENCE_S))
 
     def with_peers(self, group: RankGroup, end_loading: Callable[[], None]) -> _Joined:
@@ -173,16 +171,6 @@ class _Meeting:
             memory.wait_at_most(PATIENCE_S)
 
         return PeerGroup(group, memory), end_all
-
-    def _remedy(self, line: str) -> str:
-        if not self.on_gpu:
-            return (
-                f"gloo does not join the ranks ({line}): let nodes reach each other on any port, or name the network "
-                "interface by GLOO_SOCKET_IFNAME"
-            )
-        free = shutil.disk_usage(_SHM).free >> 20
-        remedy = f"NCCL_DEBUG=INFO says more; /dev/shm has {free} MiB free, and NCCL takes some tens for each rank"
-        return f"NCCL does not join the ranks ({line}): {remedy}"
 
 
 def _end_without(rank: int) -> None:

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+from torch import Tensor
+
+# torch.distributed has them too, but its types do not say so.
+from torch._C._distributed_c10d import FileStore, PrefixStore
+
+from pagefleet_engine.ranks.group import RankGroup, Reduction, meet_by_nccl
 from pagefleet_engine.ranks.parallelism import RankPart
+from pagefleet_engine.ranks.shared_handles import SharedHandles
 from pagefleet_engine.ranks.shared_memory import SharedGroup
 from pagefleet_engine.ranks.stages import NOBODY_LOOKS, Awaiting
 from pagefleet_engine.ranks.together import CopyShares
+
+_LOAD_PATIENCE = timedelta(hours=1)
 
 
 class CopyGroups:
@@ -14,22 +26,80 @@ class CopyGroups:
     Args:
         shares: what the rank has in common with those of other copies.
         part: of the model that it has.
+        on_gpu: it computes on the one that its process sees first.
         awaiting: what it waits in.
 
     Attributes:
         data: the ranks of its number.
         experts: all ranks of its stage, in the order of the copies; None: those of `data`.
+
+    Raises:
+        ConfigError: ranks with GPUs do not reach each other.
     """
 
-    def __init__(self, shares: CopyShares, part: RankPart, awaiting: Awaiting = NOBODY_LOOKS) -> None:
-        self.data = SharedGroup(shares.data, shares.copy, awaiting=awaiting)
-        self.experts: SharedGroup | None = None
+    def __init__(
+        self, shares: CopyShares, part: RankPart, *, on_gpu: bool = False, awaiting: Awaiting = NOBODY_LOOKS
+    ) -> None:
+        self._ends: list[Callable[[float], None]] = []
+        self._store = FileStore(f"/proc/self/fd/{shares.meeting}", -1) if on_gpu else None
+        self._awaiting = awaiting
+        self.data = self._join(f"data {part.stage} {part.tensor}", shares.data, shares.copy)
+        self.experts: RankGroup | None = None
         if shares.experts is not None:
             index = shares.copy * part.tensor_size + part.tensor
-            self.experts = SharedGroup(shares.experts, index, awaiting=awaiting)
+            self.experts = self._join(f"experts {part.stage}", shares.experts, index)
 
     def end_loading(self, patience_s: float) -> None:
         """From now on wait so long at most."""
-        for group in (self.data, self.experts):
-            if group is not None:
-                group.patience_s = patience_s
+        for end in self._ends:
+            end(patience_s)
+
+    def _join(self, name: str, handles: SharedHandles, index: int) -> RankGroup:
+        host = SharedGroup(handles, index, awaiting=self._awaiting)
+        self._ends.append(lambda patience_s: setattr(host, "patience_s", patience_s))
+        if self._store is None:
+            return host
+        device, set_timeout = meet_by_nccl(PrefixStore(name, self._store), index, handles.size, _LOAD_PATIENCE)
+        self._ends.append(lambda patience_s: set_timeout(timedelta(seconds=patience_s)))
+        return HostAndDevice(host, device)
+
+
+class HostAndDevice:
+    """Implements `RankGroup` for ranks of one machine with a GPU each: tensors of the host go through its memory, so
+    that to agree on a number waits for no device.
+
+    Args:
+        host: for tensors of the host.
+        device: the same ranks, for all others.
+    """
+
+    def __init__(self, host: RankGroup, device: RankGroup) -> None:
+        self.size, self.index = host.size, host.index
+        self._host, self._device = host, device
+
+    def all_reduce(self, x: Tensor, reduction: Reduction = "sum") -> Tensor:
+        """See RankGroup."""
+        return self._of(x).all_reduce(x, reduction)
+
+    def all_gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
+        """See RankGroup."""
+        return self._of(x).all_gather(x, widths)
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        """See RankGroup."""
+        return self._of(x).reduce_scatter(x)
+
+    def gather_rows(self, x: Tensor) -> Tensor:
+        """See RankGroup."""
+        return self._of(x).gather_rows(x)
+
+    def all_to_all(self, x: Tensor, rows: Sequence[Sequence[int]]) -> Tensor:
+        """See RankGroup."""
+        return self._of(x).all_to_all(x, rows)
+
+    def barrier(self) -> None:
+        """See RankGroup."""
+        self._host.barrier()
+
+    def _of(self, x: Tensor) -> RankGroup:
+        return self._host if x.device.type == "cpu" else self._device

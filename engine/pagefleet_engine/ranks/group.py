@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
@@ -18,9 +20,11 @@ from torch import Tensor
 # torch.distributed has these too, but its types do not say so.
 from torch._C._distributed_c10d import Store, Work
 
+from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.ranks.stages import NOBODY_LOOKS, Awaiting, StageLinks, check_step
 
 Reduction = Literal["sum", "max", "min"]
+_SHM = Path("/dev/shm")  # noqa: S108 - NCCL's place, and only looked at
 
 
 class RankGroup(Protocol):
@@ -266,3 +270,22 @@ def nccl_group(
     options._timeout = timeout
     group = nccl(store, index, size, options)
     return TorchGroup(group), group._set_default_timeout
+
+
+def meet_by_nccl(
+    store: Store, index: int, size: int, timeout: timedelta
+) -> tuple[TorchGroup, Callable[[timedelta], None]]:
+    """`nccl_group` whose ranks have met once.
+
+    Raises:
+        ConfigError: they do not reach each other.
+    """
+    try:
+        group, set_timeout = nccl_group(store, index, size, timeout)
+        group.all_reduce(torch.zeros(1, device="cuda"))
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        line, free = " ".join(str(error).split())[:300], shutil.disk_usage(_SHM).free >> 20
+        remedy = f"NCCL_DEBUG=INFO says more; /dev/shm has {free} MiB free, and NCCL takes some tens for each rank"
+        raise ConfigError(f"NCCL does not join the ranks ({line}): {remedy}") from error
+    return group, set_timeout

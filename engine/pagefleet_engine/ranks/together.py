@@ -28,11 +28,13 @@ class CopyShares(msgspec.Struct, frozen=True, array_like=True):
     """Of the group of the ranks that have its number in each copy, which exchange tensors within a step."""
     experts: SharedHandles | None
     """Of the group of all ranks of its stage, over all copies; None: that is the group above."""
+    meeting: int
+    """Of the memory that is the file of torch's store, where ranks with GPUs meet."""
 
     @property
     def fds(self) -> tuple[int, ...]:
         """All descriptors."""
-        return (*self.data.fds, *(() if self.experts is None else self.experts.fds))
+        return (*self.data.fds, *(() if self.experts is None else self.experts.fds), self.meeting)
 
 
 class TogetherHandles(msgspec.Struct, frozen=True, array_like=True):
@@ -48,17 +50,20 @@ class TogetherHandles(msgspec.Struct, frozen=True, array_like=True):
     """Of the memory in which each core says which wave it calls for."""
     bells: Sequence[int]
     """Of each core: rung where a wave begins."""
+    meeting: int
+    """See CopyShares."""
 
     @property
     def fds(self) -> tuple[int, ...]:
         """All of them."""
         groups = (*self.data, *self.experts, self.agreement)
-        return (*(fd for group in groups for fd in group.fds), self.board, *self.bells)
+        return (*(fd for group in groups for fd in group.fds), self.board, *self.bells, self.meeting)
 
     def of_rank(self, copy: int, rank: int) -> CopyShares:
         """What a rank of a copy needs of it."""
         abreast = len(self.data) // len(self.experts) if self.experts else 1
-        return CopyShares(copy, self.data[rank], self.experts[rank // abreast] if self.experts else None)
+        experts = self.experts[rank // abreast] if self.experts else None
+        return CopyShares(copy, self.data[rank], experts, self.meeting)
 
     def close(self) -> None:
         """Close what this process has of it; call this once."""
@@ -87,7 +92,8 @@ def make_together(parallel: Parallelism) -> TogetherHandles:
         (agreement,) = groups(1, copies)
         made.append(board := os.memfd_create("pagefleet-waves"))
         os.ftruncate(board, PAGE * (1 + 8 * copies // PAGE))
-        return TogetherHandles(data, experts, agreement, board, make_bells(copies))
+        made.append(meeting := os.memfd_create("pagefleet-meeting"))
+        return TogetherHandles(data, experts, agreement, board, make_bells(copies), meeting)
 
 
 class WaveBoard:

@@ -72,7 +72,7 @@ class ExpertBalancer:
             return
         load_LE = self._copies.all_reduce(torch.stack(list(self._seen)).sum(0))
         before, after, moved = [], [], 0
-        for layer, load_E in zip(self._layers, load_LE.tolist(), strict=True):
+        for layer, load_E in zip(self._layers, load_LE.cpu().tolist(), strict=True):
             slots, held = layer.map.slots, layer.map.held
             found = place_experts(load_E, slots, held)
             before.append(busiest_over_mean(load_E, slots, held))

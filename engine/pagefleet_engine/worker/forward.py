@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from pagefleet_engine.attention.backend import AttentionBackend, AttentionStep
+from pagefleet_engine.attention.backend import AttentionBackend, AttentionSpec, AttentionStep, Pages
 from pagefleet_engine.worker.step_inputs import StepInputBuilder, StepInputs, StepRows
 
 
@@ -31,6 +31,10 @@ class Forward(Protocol):
 
     def run(self, rows: StepRows, num_common_blocks: int, inputs: StepInputBuilder) -> Tensor:
         """Hidden states [T, D] of the step's own tokens; valid until the next run."""
+        ...
+
+    def run_empty(self, inputs: StepInputBuilder) -> None:
+        """Take part in what layers exchange in a step that has no tokens here; what `inputs` held is lost."""
         ...
 
 
@@ -61,7 +65,31 @@ class EagerForward:
         """See Forward."""
         return self.compute(inputs.inputs(rows, num_common_blocks))
 
+    def run_empty(self, inputs: StepInputBuilder) -> None:
+        """See Forward. Kernels are given a token that is padding."""
+        none = inputs.view(0, 0, 1)
+        if none.positions_T.device.type == "cpu":
+            self._model.forward(none.entering, none.positions_T, NoTokens())
+        else:
+            inputs.clear()
+            self.compute(inputs.view(1, 1, 1))
+
     def compute(self, inputs: StepInputs) -> Tensor:
         """Hidden states of any inputs, padding included."""
         step = self._backend.begin(inputs.geometry)
         return self._model.forward(inputs.entering, inputs.positions_T, step)
+
+
+class NoTokens:
+    """Implements `AttentionStep`: there is nothing to write or to attend to."""
+
+    def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor | None) -> None:
+        """See AttentionStep."""
+
+    def pages(self, spec: AttentionSpec) -> Pages:
+        """See AttentionStep; asked for by kernels of GPUs alone."""
+        raise NotImplementedError("a step without tokens on a GPU")
+
+    def attend(self, spec: AttentionSpec, q_TNH: Tensor) -> Tensor:
+        """See AttentionStep."""
+        return q_TNH if spec.latent is None else q_TNH.new_empty(0, q_TNH.shape[1], spec.latent.value_dim)

@@ -24,7 +24,6 @@ from pagefleet_engine.core.step import FailureKind, Int64Array, StepMasks, StepP
 from pagefleet_engine.layers.embedding import LMHead
 from pagefleet_engine.ranks.stages import Stage
 from pagefleet_engine.worker.device_timer import make_idle_timer
-from pagefleet_engine.worker.empty_step import compute_nothing
 from pagefleet_engine.worker.forward import CausalModel, Forward, StepShape
 from pagefleet_engine.worker.logits_processors import LogitsProcessor
 from pagefleet_engine.worker.masked_rows import Drawn, MaskedRows, MaskedSampling
@@ -177,7 +176,7 @@ class ModelRunner:
     def _launch_nothing(self, plan: StepPlan) -> PassedOn:
         """Take part in what layers exchange. Stages give each other nothing: all know the plan."""
         self.release(plan.removed)
-        compute_nothing(self._model, self._inputs.view(0, 0, 1).entering)
+        self._forward.run_empty(self._inputs)
         return PassedOn(plan, start_download([], self._device))
 
     def _apply(self, plan: StepPlan) -> tuple[list[int], Int64Array]:

@@ -27,6 +27,8 @@ from pagefleet_engine.worker.profile import StepMemory
 
 _FORMAT = 1
 _DISTRIBUTIONS = ("torch", "triton", "pagefleet-kernels", "pagefleet-engine")
+_OF_EXPERTS = ("enable_expert_parallel", "data_ranks", "all2all_backend", "enable_eplb", "num_redundant_experts")
+"""Of `Parallelism`: who sees which rows."""
 _log = logging.getLogger(__name__)
 
 
@@ -46,6 +48,7 @@ def profile_facts(
     facts = {
         "arch": dataclasses.asdict(arch),
         "ranks": config.parallel.world_size,
+        "experts": [getattr(config.parallel, name) for name in _OF_EXPERTS],
         "stage": [part.stage, part.num_stages],
         "dtype": str(dtype),
         "max_model_len": max_model_len,

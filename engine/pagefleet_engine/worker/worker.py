@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from pagefleet_engine.config import EngineConfig, default_cache_dir
 from pagefleet_engine.core.kv_groups import group_layers
@@ -72,6 +73,9 @@ class Worker:
         """
         self._times = times = times or StartupTimes()
         self._communicators = communicators or Communicators()
+        self._device = resolve_device(config.model.device)
+        if self._device.type == "cuda" and self._communicators.data.size > 1:
+            config = _without_graphs(config)
         self._config, self._part = config, self._communicators.part
         fp8_cache = config.cache.kv_cache_dtype == "fp8"
         arch = replace(arch, quantization=settle_quantization(arch.quantization, config.model.quantization, fp8_cache))
@@ -80,7 +84,6 @@ class Worker:
         self.context_length = max_model_len
         """What the model is served for, whatever the KV pool holds."""
         self._arch = arch
-        self._device = resolve_device(config.model.device)
         self.kv_groups = group_layers(arch.kept_windows, chunked=arch.chunked)
         """Which layers of the model share a block table."""
         self._layers = config.parallel.stage_layers(arch.num_layers)[self._part.stage]
@@ -242,9 +245,14 @@ class Worker:
         if ranks.size == data.size == 1:
             return size
         both = torch.tensor([size.num_blocks, size.max_model_len], device=self._device)
-        num_blocks, longest = data.all_reduce(ranks.all_reduce(both, "min"), "min").tolist()
+        num_blocks, longest = self._least(both).cpu().tolist()
         per_request = self._needs.blocks(longest)
         return replace(size, num_blocks=num_blocks, max_model_len=longest, blocks_per_request=per_request)
+
+    def _least(self, x: Tensor) -> Tensor:
+        """Of all ranks, also those of other copies that step together."""
+        ranks = self._communicators
+        return ranks.data.all_reduce(ranks.everyone.all_reduce(x, "min"), "min")
 
     def _memory(self) -> DeviceMemory:
         return probe_memory(self._device, self._communicators.everyone)
@@ -272,7 +280,7 @@ class Worker:
         known = cache.load() if execution.profile_cache else None
         # Ranks measure together: a step takes all of them.
         found = torch.tensor(known is not None, device=self._device, dtype=torch.int32)
-        all_know = self._communicators.everyone.all_reduce(found, "min").item()
+        all_know = self._least(found).item()
         if known is not None and all_know:
             return known
         limits = self._factory.limits(max_model_len, self.max_in_flight)
@@ -295,6 +303,14 @@ class Worker:
             )
         if self._balancer is not None:
             self._balancer.start()
+
+
+def _without_graphs(config: EngineConfig) -> EngineConfig:
+    """Of copies that step together: a graph holds sizes, and each step's rows go to the others in as many as the one
+    with the most has."""
+    if config.execution.cuda_graphs != "none":
+        _log.info("steps run without CUDA graphs, as copies of the model exchange rows, in each step as many as it has")
+    return replace(config, execution=replace(config.execution, cuda_graphs="none"))
 
 
 def _max_in_flight(config: EngineConfig, device: torch.device) -> int:

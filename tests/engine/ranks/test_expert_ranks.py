@@ -21,8 +21,8 @@ from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.models.model import Model
 from pagefleet_engine.ranks.group import Alone, RankGroup, gloo_group
 from pagefleet_engine.ranks.parallelism import All2All
-from pagefleet_engine.worker.empty_step import compute_nothing
 from pagefleet_engine.worker.expert_balance import ExpertBalancer
+from pagefleet_engine.worker.forward import NoTokens
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
@@ -116,7 +116,7 @@ def logits(model: Model, prompts: list[Tensor]) -> list[Tensor]:
     found = []
     for prompt in prompts:
         if not len(prompt):
-            compute_nothing(model, prompt)
+            model.forward(prompt, prompt, NoTokens())
             continue
         step = DenseStep([(DenseSequence(), len(prompt))])
         found.append(model.logits(model.forward(prompt, torch.arange(len(prompt)), step)))

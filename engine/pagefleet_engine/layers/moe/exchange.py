@@ -96,21 +96,22 @@ class GatherExchange:
 
 class AllToAllExchange:
     """A rank gets the rows that some of its experts are wanted for, and sends each back to where it came from, summed
-    over these."""
+    over these. How many there are the host has to know."""
 
     __slots__ = ("_own", "_ranges", "_ranks")
 
-    def __init__(self, ranks: RankGroup, slots: Sequence[range]) -> None:
+    def __init__(self, ranks: RankGroup, slots: Sequence[range], device: torch.device) -> None:
         """`slots`: of each rank."""
         self._ranks, self._own = ranks, slots[ranks.index]
-        self._ranges = torch.tensor([(own.start, own.stop) for own in slots], dtype=torch.int32)[..., None, None]
+        ranges = [(own.start, own.stop) for own in slots]
+        self._ranges = torch.tensor(ranges, dtype=torch.int32, device=device)[..., None, None]
 
     def prepare(self, x_TD: Tensor, routes: Routes) -> Delivery:
         """See Exchange."""
         first, stop = self._ranges.unbind(1)
         wanted_NT = ((routes.experts_TK >= first) & (routes.experts_TK < stop)).any(-1)
         rank_S, token_S = wanted_NT.nonzero(as_tuple=True)
-        counts_N = torch.bincount(rank_S, minlength=self._ranks.size)
+        counts_N = torch.bincount(rank_S.cpu(), minlength=self._ranks.size)
         rows = self._ranks.gather_rows(counts_N[None]).tolist()
         back = list(zip(*rows, strict=True))
         x_RD = self._ranks.all_to_all(x_TD[token_S], rows)
@@ -118,7 +119,7 @@ class AllToAllExchange:
 
         def finalize(sums_RD: Tensor) -> Tensor:
             parts_SD = self._ranks.all_to_all(sums_RD, back)
-            sums_TD = torch.zeros(x_TD.shape, dtype=torch.float32)
+            sums_TD = torch.zeros(x_TD.shape, dtype=torch.float32, device=x_TD.device)
             return sums_TD.index_add_(0, token_S, parts_SD.float()).to(x_TD.dtype)
 
         return Delivery(x_RD, on_rank(came, self._own), finalize)
@@ -169,7 +170,7 @@ def own_experts(num_experts: int, placement: Placement) -> OwnExperts:
     exchange: Exchange = TensorExchange(own)
     if data.size > 1:
         gathers = placement.all2all_backend == "allgather_reducescatter"
-        exchange = GatherExchange(data, own) if gathers else AllToAllExchange(data, of_copies)
+        exchange = GatherExchange(data, own) if gathers else AllToAllExchange(data, of_copies, placement.device)
     experts = Shard(num_experts, (slot_ranges(num_experts, 0, size)[rank],))
     moving = None if balance is None else ExpertMap(num_experts, slots, placement.device)
     return OwnExperts(experts, len(own), exchange, moving)

@@ -60,6 +60,8 @@ class GroupedExperts:
 
     def __call__(self, x_RD: Tensor, routes: Routes) -> Tensor:
         """See Experts."""
+        if not len(x_RD):  # a rank that is sent none
+            return torch.zeros_like(x_RD)
         blocks = align_experts(routes.experts_TK, self._num_experts)
         gated_PG = self._gate_up.product(x_RD, blocks, routes.experts_TK.shape[1], self._gate)
         out_PD = self._down.product(gated_PG, blocks)

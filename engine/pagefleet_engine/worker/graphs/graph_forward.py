@@ -126,6 +126,10 @@ class GraphForward:
                 return self._eager.run(rows, num_common_blocks, inputs)
         return self._hidden.first(num_tokens)
 
+    def run_empty(self, inputs: StepInputBuilder) -> None:
+        """See Forward."""
+        self._eager.run_empty(inputs)
+
     def _dispatch(self, rows: StepRows, num_common_blocks: int) -> GraphKey:
         num_rows, cascade = len(rows.slots_S), num_common_blocks > 0
         mode, key = self._dispatcher.dispatch(rows.num_tokens, num_rows, rows.max_query_len, cascade)
