@@ -15,9 +15,11 @@ from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.step import ScheduledRows, StepPlan
 from pagefleet_engine.executor.executor import PendingStep
 from pagefleet_engine.executor.in_process import InProcessExecutor
+from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.ranks.communicators import Communicators
 from pagefleet_engine.ranks.group import Alone, Reduction
 from pagefleet_engine.ranks.parallelism import All2All
+from pagefleet_engine.startup import StartupTimes
 from torch import Tensor
 
 from tests.engine.gpu_path.conftest import serve
@@ -56,9 +58,11 @@ class Mirrored(Alone):
 class OneOfTwo(InProcessExecutor):
     """Before each step it takes part in one that has no tokens here."""
 
-    def __init__(self, backend: All2All, config: EngineConfig, *given: Any) -> None:
+    def __init__(
+        self, backend: All2All, config: EngineConfig, folder: Path, arch: ModelArch, times: StartupTimes
+    ) -> None:
         parallel = replace(config.parallel, data_parallel_size=2, all2all_backend=backend, **MOVING)
-        super().__init__(replace(config, parallel=parallel), *given[:3], Communicators(data=Mirrored()))
+        super().__init__(replace(config, parallel=parallel), folder, arch, times, Communicators(data=Mirrored()))
 
     def launch(self, plan: StepPlan) -> PendingStep:
         super().launch(StepPlan(plan.step_id, (), (), ScheduledRows.of(()), 0))
