@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from pagefleet_protocol.model_config.fields import ModelConfigError
 from pagefleet_protocol.model_config.shape import ModelShape, quantized_as, read_shape
 from pagefleet_protocol.model_facts import ModelFacts
@@ -30,6 +32,8 @@ from pagefleet_download.source import Listing, ModelSource, RemoteFile
 _MAX_CONFIG_BYTES = 4 << 20
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
+_OF_EXPERTS = re.compile(r"\.experts\.|\.block_sparse_moe\.(input|output)_linear\.")
+"""Tensors of experts that tokens choose from; the second names are Granite's. Shared ones are called otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +61,10 @@ async def outline(source: ModelSource, settings: DownloadSettings) -> ModelOutli
     weights = [found[name] for name in choose_weights(names, index)]
     wanted = tuple(found[name] for name in companions(names)) + tuple(weights)
     windows = [window for window in shape.kept_windows if window is not None]
+    weights_bytes, expert_bytes = await _weights_bytes(source, weights, settings, mixture=shape.num_experts > 0)
     facts = ModelFacts(
         revision=listing.revision,
-        weights_bytes=await _weights_bytes(source, weights, settings),
+        weights_bytes=weights_bytes,
         num_files=len(wanted),
         architecture=shape.model_type,
         dtype=shape.dtype,
@@ -73,6 +78,8 @@ async def outline(source: ModelSource, settings: DownloadSettings) -> ModelOutli
         kv_vectors=shape.kv.vectors,
         max_position_embeddings=shape.context_length,
         num_kv_shared_layers=shape.num_kv_shared_layers,
+        num_experts=shape.num_experts,
+        expert_bytes=expert_bytes,
         default_length=0 if shape.default_length == shape.context_length else shape.default_length,
     )
     return ModelOutline(wanted, facts)
@@ -102,20 +109,26 @@ async def _list(source: ModelSource, settings: DownloadSettings) -> Listing:
         raise Interrupted(f"the list of files did not come within {stall:g} s") from error
 
 
-async def _weights_bytes(source: ModelSource, files: list[RemoteFile], settings: DownloadSettings) -> int:
-    """Bytes of all tensors: a safetensors file is a length, a header of that length, and the tensors without gaps.
+async def _weights_bytes(
+    source: ModelSource, files: list[RemoteFile], settings: DownloadSettings, *, mixture: bool
+) -> tuple[int, int]:
+    """Bytes of all tensors, and of those of experts, for which headers are read of a mixture alone.
 
-    Source: the format's description in the README of huggingface/safetensors.
+    A safetensors file is a length, a header of that length, and the tensors without gaps. Source: the format's
+    description in the README of huggingface/safetensors.
     """
-    total = 0
+    total = experts = 0
 
     async def add(file: RemoteFile) -> None:
-        nonlocal total
+        nonlocal total, experts
         before = await _bytes_before_tensors(source, file, settings)
         total += file.size - before  # not in one line with the wait: others add meanwhile
+        if mixture:
+            header = await read_range(source, file, _LENGTH_BYTES, before, settings)
+            experts += _expert_bytes(header, file)
 
     await side_by_side(add, files, settings.parallel_files)
-    return total
+    return total, experts
 
 
 async def _bytes_before_tensors(source: ModelSource, file: RemoteFile, settings: DownloadSettings) -> int:
@@ -123,5 +136,27 @@ async def _bytes_before_tensors(source: ModelSource, file: RemoteFile, settings:
     if file.size > _LENGTH_BYTES:
         header = int.from_bytes(await read_range(source, file, 0, _LENGTH_BYTES, settings), "little")
     if not 0 < header <= min(_MAX_HEADER_BYTES, file.size - _LENGTH_BYTES):
-        raise BadModel(f"{file.name} ({file.size} bytes) is truncated or not a safetensors file: repair the model")
+        raise _broken(file)
     return _LENGTH_BYTES + header
+
+
+class _Tensor(msgspec.Struct):
+    """What is of interest of a tensor in a header."""
+
+    data_offsets: tuple[int, int]
+
+
+def _expert_bytes(header: bytes, file: RemoteFile) -> int:
+    try:
+        tensors = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        found = [msgspec.json.decode(one, type=_Tensor) for name, one in tensors.items() if _OF_EXPERTS.search(name)]
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise _broken(file) from None
+    num_bytes = sum(stop - start for start, stop in (one.data_offsets for one in found))
+    if not 0 <= num_bytes <= file.size:
+        raise _broken(file)
+    return num_bytes
+
+
+def _broken(file: RemoteFile) -> BadModel:
+    return BadModel(f"{file.name} ({file.size} bytes) is truncated or not a safetensors file: repair the model")

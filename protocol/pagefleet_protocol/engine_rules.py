@@ -11,8 +11,8 @@ from pagefleet_protocol.quantities import quantity
 from pagefleet_protocol.resource_base import ITEMS, Rule
 
 _FLEETS = "left to the fleet"
-_OFFLOAD = "set spec.engine.kvOffload"
-_PARALLELISM = "set spec.parallelism"
+_OFFLOAD = "spec.engine.kvOffload"
+_PARALLELISM = "spec.parallelism"
 OWN_FLAGS = {
     "--host": _FLEETS,
     "--port": _FLEETS,
@@ -22,35 +22,38 @@ OWN_FLAGS = {
     "--kv-port": _FLEETS,
     "--kv-peers": _FLEETS,
     "--kv-offload-dir": _FLEETS,
-    "--served-model-name": "set spec.model.name",
-    "--dtype": "set spec.engine.dtype",
-    "--quantization": "set spec.engine.quantization",
-    "--max-model-len": "set spec.engine.maxModelLen",
-    "--drain-timeout": "set spec.rollout.drainSeconds",
-    "--kv-events-port": "set spec.router.kvEvents",
+    "--served-model-name": "spec.model.name",
+    "--dtype": "spec.engine.dtype",
+    "--quantization": "spec.engine.quantization",
+    "--max-model-len": "spec.engine.maxModelLen",
+    "--drain-timeout": "spec.rollout.drainSeconds",
+    "--kv-events-port": "spec.router.kvEvents",
     "--kv-offload-memory": _OFFLOAD,
     "--kv-offload-disk": _OFFLOAD,
     "--kv-offload-policy": _OFFLOAD,
     "--kv-connector": f"{_OFFLOAD} or spec.disaggregation",
-    "--kv-role": "set spec.disaggregation",
-    "--kv-data-plane": "set spec.disaggregation.dataPlane",
-    "--kv-send-type": "set spec.disaggregation.sendType",
+    "--kv-role": "spec.disaggregation",
+    "--kv-data-plane": "spec.disaggregation.dataPlane",
+    "--kv-send-type": "spec.disaggregation.sendType",
     "--tensor-parallel-size": _PARALLELISM,
     "-tp": _PARALLELISM,
     "--pipeline-parallel-size": _PARALLELISM,
     "-pp": _PARALLELISM,
     "--data-parallel-size": _PARALLELISM,
     "-dp": _PARALLELISM,
-    "--nnodes": "set spec.nodes",
+    "--enable-expert-parallel": _PARALLELISM,
+    "-ep": _PARALLELISM,
+    "--nnodes": "spec.nodes",
     "--node-rank": _FLEETS,
     "--master-addr": _FLEETS,
     "--master-port": _FLEETS,
     "--headless": _FLEETS,
 }
-"""Flags of `pagefleet serve` that come from fields, and what to do instead of giving them."""
+"""Flags of `pagefleet serve` that come from elsewhere, and from where: fields to set instead."""
 ONE_NODE = "an engine passes its K/V to nobody: leave out disaggregation and engine.kvOffload, or give it one node"
 ONE_COPY = "an engine is one copy of the model: leave out parallelism.data, and give spec.replicas"
 BY_TCP = "K/V of several ranks goes by tcp: leave out disaggregation.dataPlane"
+ONE_CACHE = "K/V goes from one cache to one: leave out disaggregation, or parallelism.expert"
 PORTS_OF_A_POOL = 8
 """Of inference.networking.k8s.io/v1."""
 LESS_THAN_RANKS = (
@@ -147,7 +150,7 @@ _CEL_GPUS = "(has(self.resources.gpus) ? self.resources.gpus : 0)"
 _ARGS_CEL = (
     f"self.all(arg, !arg.matches('^--?[a-z]') || {list(OWN_FLAGS)}.all(own, !own.startsWith(arg.split('=')[0])))"
 )
-_ARGS_MESSAGE = "must not hold " + "; ".join(
+_ARGS_MESSAGE = "must not hold what has its own field: " + "; ".join(
     f"{', '.join(flag for flag, one in OWN_FLAGS.items() if one == remedy)} ({remedy})"
     for remedy in dict.fromkeys(OWN_FLAGS.values())
 )

@@ -95,6 +95,8 @@ class ResolvedStatus(Object):
     """Stages per engine."""
     data: int = 1
     """Copies of the model per engine."""
+    expert: bool = False
+    """Whether ranks have experts whole."""
     max_model_len: int | None = None
     """Longest prompt plus answer in tokens."""
     memory: ResolvedMemory | None = None

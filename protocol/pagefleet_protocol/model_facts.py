@@ -65,6 +65,10 @@ class ModelFacts(msgspec.Struct, frozen=True):
     """A key and a value, or 1: a latent that both are made from."""
     num_kv_shared_layers: int = 0
     """Layers that keep nothing of a token: they read what others keep."""
+    num_experts: int | None = None
+    """That tokens choose from in a layer; 0: none. None: an older program looked, which did not ask."""
+    expert_bytes: int = 0
+    """Of their tensors, within `weights_bytes`."""
 
     @property
     def kv(self) -> KVSpec:

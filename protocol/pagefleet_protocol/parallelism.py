@@ -23,3 +23,16 @@ class Parallelism(Object):
     """Stages, each of which has some of the layers; default: one for each node."""
     data: Annotated[int, Field(ge=1, le=MAX_RANKS)] | None = None
     """Copies of the model, each with tensor * pipeline ranks and an engine by itself for routers; default 1."""
+    expert: bool | None = None
+    """Whether ranks have some experts of a mixture whole, not a part of each. Copies then have each expert once among
+    them, and are one engine for routers; default: false."""
+
+    @property
+    def counted(self) -> bool:
+        """Whether a number of ranks is written."""
+        return any(one is not None for one in (self.tensor, self.pipeline, self.data))
+
+    def over(self, default: Parallelism) -> Parallelism:
+        """These, where a number of ranks is written, else those of `default`; `expert` is taken by itself."""
+        expert = default.expert if self.expert is None else self.expert
+        return (self if self.counted else default).model_copy(update={"expert": expert})

@@ -42,7 +42,7 @@ def test_a_profile_may_say_nothing() -> None:
     ("wrong", "said"),
     [
         (profile_document("H100"), "metadata.name: must be at most 40 lower-case letters"),
-        (profile_document(engine={"args": ["--port=1"]}), "spec.engine.args: must not hold --host"),
+        (profile_document(engine={"args": ["--port=1"]}), "spec.engine.args: must not hold what has its own"),
         (profile_document(engine={"env": [{"name": "A"}]}), "spec.engine.env[0]: give either value or valueFrom"),
         (profile_document(gpuMemory="80 GB"), "spec.gpuMemory: must be a Kubernetes quantity"),
         (profile_document(gpuResource="gpu"), "spec.gpuResource: must be a resource such as nvidia.com/gpu"),

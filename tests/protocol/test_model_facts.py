@@ -68,5 +68,5 @@ def test_what_is_no_result(data: str | bytes) -> None:
 
 
 def test_facts_of_a_newer_program_can_be_read() -> None:
-    more = msgspec.json.encode(FACTS)[:-1] + b',"num_experts":8}'
+    more = msgspec.json.encode(FACTS)[:-1] + b',"num_towers":8}'
     assert msgspec.json.decode(more, type=ModelFacts) == FACTS

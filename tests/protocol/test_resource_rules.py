@@ -117,7 +117,8 @@ def test_every_form_of_our_own_flags_is_refused(flag: str) -> None:
         told = {
             one: remedy.rstrip(")")
             for flags, _, remedy in (
-                part.rpartition(" (") for part in message.removeprefix("must not hold ").split("; ")
+                part.rpartition(" (")
+                for part in message.removeprefix("must not hold what has its own field: ").split("; ")
             )
             for one in flags.split(", ")
         }

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 from pagefleet_kv.port import KVPages
+from pagefleet_protocol.model_config.shape import WITHOUT_STAGES
 
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.kv_groups import group_layers
@@ -437,6 +438,8 @@ def _check(config: EngineConfig, device: torch.device, arch: ModelArch) -> None:
     if not hasattr(os, "eventfd"):
         raise ConfigError(f"{config.parallel.describe()}, and ranks need Linux: leave it out")
     config.parallel.stage_layers(arch.num_layers)
+    if config.parallel.pipeline_parallel_size > 1 and arch.model_type in WITHOUT_STAGES:
+        raise ConfigError(f"{arch.model_type} cannot be divided into stages: give tensor_parallel_size instead")
     size, whole_experts = config.parallel.tensor_parallel_size, config.parallel.enable_expert_parallel
     for rank in range(size):
         arch.of_rank(rank, size, whole_experts=whole_experts)

@@ -8,10 +8,6 @@ from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.moe.routing import Routing
 from pagefleet_engine.models.arch import ExpertsArch
 
-# The last is the name of Qwen's, which newer files of the same models have under the first.
-_COUNTS = ("num_local_experts", "n_routed_experts", "num_experts")
-_MOST_EXPERTS = 4096
-
 
 def read_counts(shape: ModelShape) -> tuple[int, int]:
     """How many experts a layer has, and how many of them a token goes to.
@@ -19,13 +15,10 @@ def read_counts(shape: ModelShape) -> tuple[int, int]:
     Raises:
         ModelLoadError: a token would go to more than there are.
     """
-    fields = shape.fields
-    name = next((name for name in _COUNTS if fields.present(name)), _COUNTS[-1])
-    count, top_k = fields.count(name, high=_MOST_EXPERTS), fields.count("num_experts_per_tok")
+    fields, count = shape.fields, shape.num_experts
+    top_k = fields.count("num_experts_per_tok")
     if top_k > count:
-        raise ModelLoadError(
-            f"{fields.source}: num_experts_per_tok is {top_k}, of {count} experts ({name}): repair the file"
-        )
+        raise ModelLoadError(f"{fields.source}: num_experts_per_tok is {top_k}, of {count} experts: repair the file")
     return count, top_k
 
 

@@ -19,7 +19,6 @@ from pagefleet_protocol.model_config.shape import ModelShape
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionStep
-from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.embedding import Embedding, LMHead
 from pagefleet_engine.layers.linear import Linear
 from pagefleet_engine.layers.norm import RMSNorm
@@ -97,8 +96,6 @@ class Gemma3nModel:
     def __init__(self, arch: ModelArch, placement: Placement) -> None:
         altup, ranks = arch.altup, placement.tensor
         assert altup is not None, "the family reads it"
-        if placement.own_layers(arch.num_layers) != range(arch.num_layers):
-            raise ModelLoadError(f"{arch.model_type} cannot be divided into stages: give tensor_parallel_size instead")
         bias = arch.attention_bias
         traits = Traits(qkv_bias=bias, output_bias=bias, query_key_norm="heads")
         self.arch = arch.of_rank(ranks.index, ranks.size)

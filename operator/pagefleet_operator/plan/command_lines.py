@@ -56,8 +56,10 @@ def _rank_args(ranks: Ranks) -> tuple[str, ...]:
     }
     waits = ("--rank-wait-timeout", str(_NODES_COME_WITHIN_S)) if ranks.nodes > 1 else ()
     # Routers know each cache by itself, and go on with the others where one is lost.
-    apart = ("--data-parallel-multi-port-external-lb",) if ranks.data > 1 else ()
-    return (*(word for flag, count in counts.items() if count > 1 for word in (flag, str(count))), *apart, *waits)
+    apart = ("--data-parallel-multi-port-external-lb",) if ranks.endpoints > 1 else ()
+    whole = ("--enable-expert-parallel",) if ranks.expert else ()
+    sizes = (word for flag, count in counts.items() if count > 1 for word in (flag, str(count)))
+    return (*sizes, *apart, *whole, *waits)
 
 
 def node_args(node: str, leader: str, port: int) -> tuple[str, ...]:
@@ -129,9 +131,9 @@ def _trace_args(service: InferenceService) -> tuple[str, ...]:
 
 
 def shares_kv_events(service: InferenceService, resolved: Resolved) -> bool:
-    """Return whether engines tell routers what they have cached."""
+    """Return whether engines tell routers what they have cached; copies behind one port share prompts themselves."""
     flags = {arg.partition("=")[0] for arg in resolved.args}
-    return service.spec.router.kv_events and _NO_CACHING not in flags
+    return service.spec.router.kv_events and _NO_CACHING not in flags and not resolved.ranks.together
 
 
 def needs_key(service: InferenceService, resolved: Resolved) -> bool:

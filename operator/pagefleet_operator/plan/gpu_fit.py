@@ -1,7 +1,7 @@
 """Whether a model fits: its weights and the KV cache of one sequence, against what an engine may use.
 
-Each rank has its share of both on a GPU of its own: of the layers its stage's, of each its part of the heads. Ranks of
-one node that compute on the CPU share its memory.
+Each rank has its share of both on a GPU of its own: of the layers its stage's, of each its part of the heads, and its
+part of the experts. Ranks of one node that compute on the CPU share its memory.
 
 A lower bound on purpose: what is refused here cannot work, and what is let through is measured by the engine itself.
 """
@@ -11,9 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import ResolvedMemory
+from pagefleet_protocol.model_config.shape import WITHOUT_STAGES
 from pagefleet_protocol.model_facts import ModelFacts
 from pagefleet_protocol.parallelism import MAX_RANKS
 from pagefleet_protocol.quantities import quantity
@@ -127,10 +129,18 @@ def check_fit(service: InferenceService, resolved: Resolved) -> Fit:
 
 
 def _undivided(ranks: Ranks, facts: ModelFacts) -> Refusal | None:
-    """Refuse ranks among which heads, or layers, cannot be shared out."""
+    """Refuse ranks among which heads, layers or experts cannot be shared out."""
+    if ranks.pipeline > 1 and facts.architecture in WITHOUT_STAGES:
+        message = f"is {ranks.pipeline}, and {facts.architecture} has no stages: give parallelism.tensor instead"
+        return Refusal("spec.parallelism.pipeline", Reason.INVALID_SPEC, message)
     if ranks.pipeline > facts.num_layers:
         message = f"is {ranks.pipeline}, and the model has {facts.num_layers} layers: give that at most"
         return Refusal("spec.parallelism.pipeline", Reason.INVALID_SPEC, message)
+    if ranks.expert and facts.num_experts is not None and facts.num_experts < ranks.apart:
+        has = f"{facts.num_experts} experts in a layer, for {ranks.apart} ranks" if facts.num_experts else "no experts"
+        fewer = "lower parallelism.tensor or parallelism.data, or " if facts.num_experts else ""
+        message = f"is true, and the model has {has}: {fewer}leave it out"
+        return Refusal("spec.parallelism.expert", Reason.INVALID_SPEC, message)
     if divides(facts, ranks.tensor):
         return None
     most = max(MAX_RANKS, ranks.tensor)
@@ -148,12 +158,21 @@ def divides(facts: ModelFacts, ranks: int) -> bool:
 
 
 def _need(resolved: Resolved, facts: ModelFacts) -> _Need:
-    weights, ranks = _weight_bytes(resolved, facts), resolved.ranks
+    (common, experts), ranks = _weight_bytes(resolved, facts), resolved.ranks
     token = facts.kv.of_rank(ranks.tensor).numbers * _kv_itemsize(resolved, facts)
     if ranks.gpus:
-        return _Need(facts, math.ceil(weights / ranks.each), token, ranks.pipeline)
+        weights = Fraction(common, ranks.each) + experts * _most_experts(ranks, facts) / ranks.pipeline
+        return _Need(facts, math.ceil(weights), token, ranks.pipeline)
     # What all ranks have, and how many nodes share it.
-    return _Need(facts, math.ceil(weights * ranks.data / ranks.nodes), ranks.tensor * token, ranks.nodes)
+    weights = Fraction(common * ranks.data + experts * (1 if ranks.together else ranks.data), ranks.nodes)
+    return _Need(facts, math.ceil(weights), ranks.tensor * token, ranks.nodes)
+
+
+def _most_experts(ranks: Ranks, facts: ModelFacts) -> Fraction:
+    """Return the share of a stage's experts that the rank with the most of them has."""
+    if not ranks.expert or not facts.num_experts:
+        return Fraction(1, ranks.apart)
+    return Fraction(-(-facts.num_experts // ranks.apart), facts.num_experts)
 
 
 def _device(resolved: Resolved) -> _Device | None:
@@ -286,17 +305,20 @@ def _dtype(resolved: Resolved, facts: ModelFacts) -> str:
     return _GPU_DTYPES.get(facts.dtype, "bfloat16")
 
 
-def _weight_bytes(resolved: Resolved, facts: ModelFacts) -> int:
+def _weight_bytes(resolved: Resolved, facts: ModelFacts) -> tuple[int, int]:
+    """Return the bytes of what every copy has, and of the experts; of a model that nobody looked at all may be such."""
+    experts = facts.weights_bytes if facts.num_experts is None else facts.expert_bytes
+    common = facts.weights_bytes - experts
     if facts.quantization == "mxfp4" and not resolved.gpus:
         # A CPU has no four bits: with a scale for 32, these become 16.
-        return facts.weights_bytes * 64 // 17
+        return common, experts * 64 // 17
     if facts.quantization:
-        return facts.weights_bytes
+        return common, experts
     stored = _ITEMSIZE.get(facts.dtype, 2)
     # A CPU has no fp8, so nothing is saved there.
     halved = resolved.quantization == "fp8" and resolved.gpus > 0
     kept = 1 if halved else _ITEMSIZE[_dtype(resolved, facts)]
-    return facts.weights_bytes * kept // stored
+    return common * kept // stored, experts * kept // stored
 
 
 def _kv_itemsize(resolved: Resolved, facts: ModelFacts) -> int:

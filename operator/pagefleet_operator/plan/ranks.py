@@ -5,10 +5,10 @@ An engine has `tensor * pipeline * data` ranks. Its nodes have equal parts of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from pagefleet_protocol.engine_rules import BY_TCP, LESS_THAN_RANKS, ONE_COPY, ONE_NODE, PORTS_OF_A_POOL
+from pagefleet_protocol.engine_rules import BY_TCP, LESS_THAN_RANKS, ONE_CACHE, ONE_COPY, ONE_NODE, PORTS_OF_A_POOL
 from pagefleet_protocol.inference_profile import InferenceProfile
 from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.parallelism import MAX_NODES, MAX_RANKS, Parallelism
@@ -31,11 +31,28 @@ class Ranks:
     """Pods, each with as many ranks as the others."""
     gpus: int = 0
     """Of each node, one for each of its ranks; 0: ranks compute on the CPU."""
+    expert: bool = False
+    """Each has some experts of a mixture whole; copies have each expert once among them."""
+
+    @property
+    def together(self) -> bool:
+        """Whether copies step together, and so are one engine behind one port."""
+        return self.expert and self.data > 1
+
+    @property
+    def endpoints(self) -> int:
+        """Engines that routers take it for: copies that know nothing of each other have ports of their own."""
+        return 1 if self.together else self.data
 
     @property
     def each(self) -> int:
         """Ranks that hold one copy of the model together."""
         return self.tensor * self.pipeline
+
+    @property
+    def apart(self) -> int:
+        """Ranks that have the experts of a layer between them, whole or in part."""
+        return self.tensor * self.data if self.together else self.tensor
 
     @property
     def total(self) -> int:
@@ -52,9 +69,11 @@ def find_ranks(service: InferenceService, profile: InferenceProfile | None, note
     found = _on_cpu(asked, note) if asked.gpus == 0 else _on_gpus(asked, note)
     if isinstance(found, str):
         return found
+    found = replace(found, expert=bool(asked.parallelism.expert))
     offloaded = bool(service.spec.engine.kv_offload or (profile and profile.spec.engine.kv_offload))
-    args = (*(profile.spec.engine.args if profile else ()), *service.spec.engine.args)
-    return _wrong(found) or _kv_stays(found, service, offloaded) or _misfit(found, service, args) or found
+    return (
+        _wrong(found) or _kv_stays(found, service, offloaded) or _many_ports(found, service) or _apart(found) or found
+    )
 
 
 def _kv_stays(ranks: Ranks, service: InferenceService, offloaded: bool) -> str:
@@ -64,17 +83,32 @@ def _kv_stays(ranks: Ranks, service: InferenceService, offloaded: bool) -> str:
         return f"with {ranks.nodes} nodes {ONE_NODE}"
     if both and ranks.each > 1 and both.data_plane not in ("auto", "tcp"):
         return f"with {ranks.each} ranks {BY_TCP}"
-    return ""
+    return f"makes {ranks.data} data ranks one engine, and {ONE_CACHE}" if both and ranks.together else ""
 
 
-def _misfit(ranks: Ranks, service: InferenceService, args: Collection[str]) -> str:
-    """Return what else is asked for that engines of these ranks cannot do; empty: nothing."""
-    if service.spec.router.inference_pool is not None and ranks.data > PORTS_OF_A_POOL:
-        return f"with {ranks.data} data ranks {LESS_THAN_RANKS}"
-    if ranks.tensor == 1 and not {"-ep", "--enable-expert-parallel"}.isdisjoint(args):
+def _many_ports(ranks: Ranks, service: InferenceService) -> str:
+    """Return why a gateway cannot reach all endpoints of an engine; empty: it can."""
+    if service.spec.router.inference_pool is None or ranks.endpoints <= PORTS_OF_A_POOL:
+        return ""
+    return f"with {ranks.endpoints} data ranks {LESS_THAN_RANKS}"
+
+
+def _apart(ranks: Ranks) -> str:
+    """Return why experts cannot be whole on these ranks; empty: they can, or need not.
+
+    As in the engine's Parallelism and `data_group`: what it learns to do goes here.
+    """
+    if not ranks.expert:
+        return ""
+    if ranks.tensor == ranks.data == 1:
         return (
-            "gives an engine one tensor rank, and data ranks that are engines by themselves share no experts: "
-            "raise parallelism.tensor, or leave --enable-expert-parallel out of engine.args"
+            "gives all experts to one rank: raise parallelism.tensor, or parallelism.data, or leave out "
+            "parallelism.expert"
+        )
+    if ranks.together and ranks.gpus:
+        return (
+            f"makes {ranks.data} copies that share experts, which only CPUs can: leave out parallelism.data, and give "
+            "spec.replicas, or leave out parallelism.expert"
         )
     return ""
 
@@ -107,10 +141,11 @@ def _asked(service: InferenceService, profile: InferenceProfile | None, note: No
     given, own = spec.parallelism, profile.spec if profile else None
     most = own.gpus_per_node or MAX_RANKS if own else MAX_RANKS
     profiled = own.resources.gpus if own else None
-    if own and given == Parallelism() != own.parallelism and resources.gpus is None and spec.nodes is None:
-        given = own.parallelism
-        words = ", ".join(f"{name} {value}" for name, value in given if value is not None)
-        note("parallelism", words, f"from profile {profile.name if profile else ''}")
+    if own and not given.counted and resources.gpus is None and spec.nodes is None:
+        before, given = dict(given), given.over(own.parallelism)
+        taken = ", ".join(f"{name} {str(value).lower()}" for name, value in given if value != before[name])
+        if taken:
+            note("parallelism", taken, f"from profile {profile.name if profile else ''}")
     if resources.gpus is not None:
         return _Asked(given, spec.nodes, resources.gpus, most)
     named = resources.gpu_type or (own.gpu_type if own else "")

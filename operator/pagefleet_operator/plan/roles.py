@@ -82,7 +82,7 @@ def both_or_none(service: InferenceService, wanted: Pair) -> Pair:
 
 def _own_ranks(part: DisaggregatedRole, default: Parallelism) -> Parallelism:
     """Return the ranks of a part: its own as a whole, those that its GPUs make, or the service's."""
-    return part.parallelism if part.parallelism != Parallelism() or part.resources.gpus is not None else default
+    return part.parallelism.over(Parallelism(expert=default.expert) if part.resources.gpus is not None else default)
 
 
 def _with_gpus(part: DisaggregatedRole, default: Resources) -> Resources:

@@ -33,6 +33,7 @@ from pagefleet_operator.plan.observed import LiveSample, Observed
 from pagefleet_operator.plan.pair_ratio import ratio_advice
 from pagefleet_operator.plan.pair_rollout import Pair
 from pagefleet_operator.plan.pod_reasons import worst
+from pagefleet_operator.plan.ranks import Ranks, find_ranks
 from pagefleet_operator.plan.reasons import NORMAL, Reason
 from pagefleet_operator.plan.resolve import Resolved
 from pagefleet_operator.plan.role_health import see_role
@@ -304,8 +305,13 @@ def _ratio(now: Situation) -> RatioAdvice | None:
         return None
     have = Pair(now.parts[0].wanted, now.parts[1].wanted)
     before = now.previous.ratio if now.previous else None
-    prefill, decode = (role_view(now.service, role).spec.parallelism.data or 1 for role in PAIR_ROLES)
+    prefill, decode = (_data_ranks(role_view(now.service, role), now.resolved) for role in PAIR_ROLES)
     return ratio_advice(now.observed.pair_load, have, before, rfc3339(now.observed.now), (prefill, decode))
+
+
+def _data_ranks(view: InferenceService, whole: Resolved | None) -> int:
+    ranks = find_ranks(view, whole.profile if whole else None, lambda *_: None)
+    return ranks.data if isinstance(ranks, Ranks) else 1
 
 
 def _link_verdict(now: Situation) -> Verdict | None:
@@ -363,6 +369,7 @@ def _resolved(now: Situation) -> ResolvedStatus | None:
         tensor=resolved.ranks.tensor,
         pipeline=resolved.ranks.pipeline,
         data=resolved.ranks.data,
+        expert=resolved.ranks.expert,
         max_model_len=now.fit.max_model_len or resolved.max_model_len,
         memory=now.fit.memory,
         why=(*resolved.why, *now.fit.why),

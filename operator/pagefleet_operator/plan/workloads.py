@@ -55,7 +55,7 @@ class Workload:
     nodes: int = 1
     """Processes, or pods, that are one instance together; the first of them serves."""
     endpoints: int = 1
-    """Engines that routers see of each instance: its data ranks, on ports of their own."""
+    """Engines that routers see of each instance: data ranks on ports of their own."""
     cpu: str | None = None
     """Cores of each instance, as a quantity; None: an equal share."""
     progress_s: float = 1800.0
@@ -158,7 +158,7 @@ def engine_workload(
         env=resolved.env,
         gpus=resolved.gpus,
         nodes=resolved.nodes,
-        endpoints=resolved.ranks.data,
+        endpoints=resolved.ranks.endpoints,
         cpu=resolved.cpu,
         progress_s=float(spec.rollout.progress_seconds),
         kv_events=shares_kv_events(service, resolved),

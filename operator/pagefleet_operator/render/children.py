@@ -23,7 +23,7 @@ from pagefleet_operator.plan.resolve import Resolved
 from pagefleet_operator.plan.roles import PAIR_ROLES
 from pagefleet_operator.render.canary import Trial, is_rolled_out
 from pagefleet_operator.render.drift import differences
-from pagefleet_operator.render.engine_pairs import Part, deployed_pairs, engine_deployments, most_data_ranks
+from pagefleet_operator.render.engine_pairs import Part, deployed_pairs, engine_deployments, most_endpoints
 from pagefleet_operator.render.labels import Object, child_object, selector
 from pagefleet_operator.render.leader_worker_set import engine_set
 from pagefleet_operator.render.model_job import model_claim, model_job, needs_job
@@ -107,7 +107,7 @@ def _data_ranks(service: InferenceService, resolved: Resolved, context: ChildCon
     """Return how many data ranks any of the pods has: those that stay as they are, or leave, serve until they end."""
     deployed = [child.body for _, child in engine_sets(context.children)]
     sets = [one for one in deployed if one["metadata"].get("labels", {}).get(LABEL_COMPONENT) == "engine"]
-    ranks = max([most_data_ranks(resolved, context.parts), *map(endpoints_of, sets)])
+    ranks = max([most_endpoints(resolved, context.parts), *map(endpoints_of, sets)])
     front = context.children.get(("Service", names_of(service).engine))
     if front and not all(map(is_rolled_out, sets)):  # the template tells nothing of pods that were made before it
         ranks = max(ranks, len(front.body["spec"].get("ports") or ()))

@@ -94,7 +94,7 @@ def plan_groups(
             return own
         if refusal := check_pod_template(view, own, settings, role):
             return refusal
-        sources = (parts[0].resolved if parts else own).ranks.data
+        sources = (parts[0].resolved if parts else own).ranks.endpoints
         template = engine_template(view, own, settings, role, sources=sources)
         parts.append(Part(role=role, view=view, resolved=own, template=template, engines=engines))
     fits = [check_fit(one.view, one.resolved) for one in parts]

@@ -48,9 +48,9 @@ class Part:
     engines: int
 
 
-def most_data_ranks(resolved: Resolved, parts: Collection[Part]) -> int:
-    """Return how many data ranks any of the engines has."""
-    return max(one.ranks.data for one in (resolved, *(part.resolved for part in parts)))
+def most_endpoints(resolved: Resolved, parts: Collection[Part]) -> int:
+    """Return how many data ranks on ports of their own any of the engines has."""
+    return max(one.ranks.endpoints for one in (resolved, *(part.resolved for part in parts)))
 
 
 @dataclass(frozen=True, slots=True)

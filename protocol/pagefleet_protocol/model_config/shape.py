@@ -16,6 +16,8 @@ from pagefleet_protocol.model_config.kv_spec import KVSpec
 # Far over any model there is: a damaged number must not build layers until memory is full.
 _MAX_LAYERS = 4096
 _MAX_LENGTH = 2**31 - 1
+_MAX_EXPERTS = 4096
+_EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts")
 _SLIDING = "sliding_attention"
 _CHUNKED = "chunked_attention"
 _FULL = "full_attention"
@@ -44,6 +46,8 @@ class ModelShape:
     """Windows do not slide but are chunks: a token sees what is of its own chunk of so many tokens."""
     num_kv_shared_layers: int
     """The last layers, that keep nothing of a token: they read what an earlier layer of their kind keeps."""
+    num_experts: int
+    """That tokens choose from in a layer; 0: none has experts."""
     context_length: int
     """Most positions the model was made for, rope scaling included."""
     default_length: int
@@ -94,6 +98,7 @@ def read_shape(config: Mapping[str, Any], source: str) -> ModelShape:
         windows=windows,
         chunked=family.chunked,
         num_kv_shared_layers=_kv_shared_layers(fields, windows) if family.shares_kv else 0,
+        num_experts=_num_experts(fields) if family.mixture else 0,
         context_length=context_length,
         default_length=default_length,
         dtype=fields.text("dtype", fields.text("torch_dtype", "float32")).removeprefix("torch."),
@@ -238,6 +243,12 @@ def _kv_shared_layers(fields: ConfigFields, windows: Windows) -> int:
     return number
 
 
+def _num_experts(fields: ConfigFields) -> int:
+    """Under the names that families gave it; newer files of Qwen's models have the first for the last."""
+    name = next(name for name in _EXPERTS if fields.present(name) or name == _EXPERTS[-1])
+    return fields.count(name, high=_MAX_EXPERTS)
+
+
 def _rope_lengths(fields: ConfigFields) -> tuple[int, int]:
     """The longest sequence with the rotation stretched, and the longest that costs shorter ones no quality."""
     given = fields.count("max_position_embeddings")
@@ -322,6 +333,8 @@ class _Family:
     """Its windows are chunks."""
     shares_kv: bool = False
     """Its last layers may read what earlier ones keep."""
+    mixture: bool = False
+    """Its layers, or some of them, have experts."""
 
 
 _FAMILIES: Mapping[str, _Family] = {
@@ -333,8 +346,8 @@ _FAMILIES: Mapping[str, _Family] = {
     ),
     "cohere": _Family(defaults=defaults.COHERE),
     "cohere2": _Family(_gemma3_windows, defaults=defaults.COHERE2),
-    "deepseek_v2": _Family(heads=_latent_heads, defaults=defaults.DEEPSEEK_V2),
-    "deepseek_v3": _Family(heads=_latent_heads, defaults=defaults.DEEPSEEK_V3),
+    "deepseek_v2": _Family(heads=_latent_heads, defaults=defaults.DEEPSEEK_V2, mixture=True),
+    "deepseek_v3": _Family(heads=_latent_heads, defaults=defaults.DEEPSEEK_V3, mixture=True),
     "falcon": _Family(defaults=defaults.FALCON, spellings=defaults.FALCON_SPELLINGS, heads=_falcon_heads),
     "gemma": _Family(defaults=defaults.GEMMA),
     "gemma2": _Family(_gemma2_windows, defaults=defaults.GEMMA2),
@@ -342,22 +355,22 @@ _FAMILIES: Mapping[str, _Family] = {
     "gemma3_text": _Family(_gemma3_windows, _given_lengths, defaults=defaults.GEMMA3),
     "gemma3n": _Family(_gemma3_windows, _given_lengths, defaults=defaults.GEMMA3N, shares_kv=True),
     "gemma3n_text": _Family(_gemma3_windows, _given_lengths, defaults=defaults.GEMMA3N, shares_kv=True),
-    "glm4_moe": _Family(defaults=defaults.GLM4_MOE),
+    "glm4_moe": _Family(defaults=defaults.GLM4_MOE, mixture=True),
     "gpt2": _Family(
         lengths=_given_lengths,
         defaults=defaults.GPT2,
         spellings=defaults.GPT2_SPELLINGS,
         heads=_as_many_pairs,
     ),
-    "gpt_oss": _Family(_gemma2_windows, defaults=defaults.GPT_OSS, spellings=defaults.GPT_OSS_SPELLINGS),
+    "gpt_oss": _Family(_gemma2_windows, defaults=defaults.GPT_OSS, spellings=defaults.GPT_OSS_SPELLINGS, mixture=True),
     "granite": _Family(defaults=defaults.GRANITE),
-    "granitemoe": _Family(defaults=defaults.GRANITE_MOE),
-    "kimi_k2": _Family(heads=_latent_heads, defaults=defaults.DEEPSEEK_V3),
+    "granitemoe": _Family(defaults=defaults.GRANITE_MOE, mixture=True),
+    "kimi_k2": _Family(heads=_latent_heads, defaults=defaults.DEEPSEEK_V3, mixture=True),
     "llama": _Family(),
-    "llama4": _Family(_llama4_chunks, defaults=defaults.LLAMA4, chunked=True),
-    "llama4_text": _Family(_llama4_chunks, defaults=defaults.LLAMA4, chunked=True),
+    "llama4": _Family(_llama4_chunks, defaults=defaults.LLAMA4, chunked=True, mixture=True),
+    "llama4_text": _Family(_llama4_chunks, defaults=defaults.LLAMA4, chunked=True, mixture=True),
     "mistral": _Family(_uniform_windows, defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
-    "mixtral": _Family(_uniform_windows, defaults=defaults.MIXTRAL),
+    "mixtral": _Family(_uniform_windows, defaults=defaults.MIXTRAL, mixture=True),
     "mpt": _Family(
         lengths=_given_lengths,
         defaults=defaults.MPT,
@@ -365,7 +378,7 @@ _FAMILIES: Mapping[str, _Family] = {
         heads=_as_many_pairs,
     ),
     "olmo2": _Family(defaults=defaults.OLMO2),
-    "olmoe": _Family(defaults=defaults.OLMOE),
+    "olmoe": _Family(defaults=defaults.OLMOE, mixture=True),
     "opt": _Family(
         lengths=_given_lengths,
         defaults=defaults.OPT,
@@ -373,12 +386,14 @@ _FAMILIES: Mapping[str, _Family] = {
     ),
     "phi": _Family(defaults=defaults.PHI),
     "phi3": _Family(_uniform_windows, defaults=defaults.PHI3),
-    "phimoe": _Family(_uniform_windows, defaults=defaults.PHIMOE),
+    "phimoe": _Family(_uniform_windows, defaults=defaults.PHIMOE, mixture=True),
     "qwen2": _Family(_qwen_windows, defaults=defaults.QWEN2),
-    "qwen2_moe": _Family(_qwen2_moe_windows, defaults=defaults.QWEN2_MOE),
+    "qwen2_moe": _Family(_qwen2_moe_windows, defaults=defaults.QWEN2_MOE, mixture=True),
     "qwen3": _Family(_qwen_windows, defaults={**defaults.QWEN2, "head_dim": 128}),
-    "qwen3_moe": _Family(_qwen3_moe_windows, defaults=defaults.QWEN3_MOE),
+    "qwen3_moe": _Family(_qwen3_moe_windows, defaults=defaults.QWEN3_MOE, mixture=True),
     "stablelm": _Family(defaults=defaults.STABLELM),
 }
 MODEL_TYPES = tuple(_FAMILIES)
 """Every `model_type` that runs."""
+WITHOUT_STAGES = frozenset(kind for kind, family in _FAMILIES.items() if family.shares_kv)
+"""Those whose layers cannot be divided into stages of a pipeline: the last ones read what the first ones keep."""

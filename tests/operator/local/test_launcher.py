@@ -74,6 +74,13 @@ def test_each_data_rank_is_an_endpoint_and_probes_go_to_the_port_of_all(
     assert read_configuration(launch.argv[1:], {})[1].port == port, "the engine takes it"
 
 
+def test_data_ranks_that_share_experts_are_one_endpoint(make_launcher: MakeLauncher, build: Any) -> None:
+    launch = make_launcher().launch("qwen", local_plan(build(parallelism={"data": 3, "expert": True})).engine, 0)
+    assert launch.endpoints == (launch.url,) == (f"http://127.0.0.1:{flag(launch.argv, '--port')}",)
+    parallel = read_configuration(launch.argv[1:], {})[0].parallel
+    assert (parallel.data_ranks, parallel.enable_expert_parallel) == (3, True)
+
+
 def test_engines_publish_on_a_pair_of_ports_and_share_a_key_with_routers(
     make_launcher: MakeLauncher, build: Any
 ) -> None:
@@ -86,7 +93,12 @@ def test_engines_publish_on_a_pair_of_ports_and_share_a_key_with_routers(
 
 
 @pytest.mark.parametrize(
-    "spec", [{"router": {"kvEvents": False}}, {"engine": {"args": ["--no-enable-prefix-caching"]}}]
+    "spec",
+    [
+        {"router": {"kvEvents": False}},
+        {"engine": {"args": ["--no-enable-prefix-caching"]}},
+        {"parallelism": {"data": 2, "expert": True}},
+    ],
 )
 def test_without_kv_events_there_is_no_key(make_launcher: MakeLauncher, build: Any, spec: dict[str, Any]) -> None:
     launcher, plan = make_launcher(), local_plan(build(**spec))

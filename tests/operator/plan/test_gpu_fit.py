@@ -230,6 +230,89 @@ def test_ranks_beyond_the_heads_have_copies_of_them() -> None:
     assert shared.kv == whole.kv / 2
 
 
+MIXTURE = msgspec.structs.replace(FACTS, weights_bytes=60 * GIB, num_experts=60, expert_bytes=52 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("facts", "parallelism", "gpus", "weights"),
+    [
+        (MIXTURE, {"tensor": 8}, 8, 1.0 + 6.5),
+        (MIXTURE, {"tensor": 8, "expert": True}, 8, 1.0 + 52 * 8 / 60),
+        (MIXTURE, {"tensor": 4, "pipeline": 2, "expert": True}, 8, 1.0 + 6.5),
+        # Copies on one node's CPUs have the experts once.
+        (MIXTURE, {"data": 4}, 0, 240.0),
+        (MIXTURE, {"data": 4, "expert": True}, 0, 4 * 8.0 + 52.0),
+        (MIXTURE, {"tensor": 2, "expert": True}, 0, 60.0),
+        (MIXTURE, {"tensor": 2, "data": 4, "expert": True}, 0, 4 * 8.0 + 52.0),
+        # Nobody looked: as little as it may be.
+        (msgspec.structs.replace(MIXTURE, num_experts=None, expert_bytes=0), {"data": 4, "expert": True}, 0, 60.0),
+    ],
+)
+def test_experts_are_counted_where_they_are(facts: Any, parallelism: Any, gpus: int, weights: float) -> None:
+    spec = {"parallelism": parallelism, "engine": {"maxModelLen": 1024}, "resources": {"memory": "1Ti"}}
+    found = fit(facts=facts, gpus=gpus, **spec)
+    assert found.refusal is None
+    assert found.memory is not None
+    assert found.memory.weights == round(weights, 2)
+
+
+def test_of_four_bits_only_experts_become_sixteen_on_a_cpu() -> None:
+    facts = msgspec.structs.replace(
+        FACTS, quantization="mxfp4", weights_bytes=20 * GIB, num_experts=32, expert_bytes=17 * GIB
+    )
+    found = fit(facts=facts, gpus=0, engine={"maxModelLen": 1024}, resources={"memory": "80Gi"})
+    assert found.memory is not None
+    assert found.memory.weights == 3.0 + 64.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "parallelism", "path", "words"),
+    [
+        (
+            {"num_experts": 0},
+            {"tensor": 2, "expert": True},
+            "expert",
+            "is true, and the model has no experts: leave it",
+        ),
+        (
+            {"num_experts": 3},
+            {"data": 4, "expert": True},
+            "expert",
+            "the model has 3 experts in a layer, for 4 ranks: lower parallelism.tensor or parallelism.data, or",
+        ),
+        (
+            {"num_experts": 3},
+            {"tensor": 4, "expert": True},
+            "expert",
+            "the model has 3 experts in a layer, for 4 ranks",
+        ),
+        (
+            {"architecture": "gemma3n_text"},
+            {"pipeline": 2},
+            "pipeline",
+            "is 2, and gemma3n_text has no stages: give parallelism.tensor instead",
+        ),
+        ({"num_experts": None}, {"tensor": 2, "expert": True}, "", ""),
+        ({"num_experts": 2}, {"tensor": 4}, "", ""),
+        ({"architecture": "gemma3n"}, {"tensor": 2}, "", ""),
+    ],
+)
+def test_ranks_that_the_model_has_nothing_for(changes: Any, parallelism: Any, path: str, words: str) -> None:
+    facts = msgspec.structs.replace(FACTS, **changes)
+    refusal = fit(facts=facts, gpus=0, parallelism=parallelism).refusal
+    assert (refusal is None) == (not path)
+    if refusal is not None:
+        assert (refusal.path, refusal.reason) == (f"spec.parallelism.{path}", Reason.INVALID_SPEC)
+        assert words in refusal.message
+
+
+def test_stages_are_not_recommended_to_a_model_that_has_none() -> None:
+    facts = msgspec.structs.replace(FACTS, weights_bytes=300 * GIB, num_attention_heads=36, architecture="gemma3n_text")
+    refusal = fit(facts=facts).refusal
+    assert refusal is not None
+    assert "parallelism.pipeline" not in refusal.message
+
+
 def test_ranks_on_the_cpu_share_one_memory() -> None:
     spread: dict[str, Any] = {"parallelism": {"tensor": 2}, "engine": {"maxModelLen": 4096}}
     one_head = msgspec.structs.replace(FACTS, num_kv_heads=1)

@@ -63,6 +63,27 @@ def find(profiled: Any = None, **spec: Any) -> tuple[Ranks | str, dict[str, str]
         ({"gpusPerNode": 8, "parallelism": {"tensor": 8, "pipeline": 2}}, {}, Ranks(8, 2, nodes=2, gpus=8)),
         ({"parallelism": {"tensor": 8, "pipeline": 2}}, {"resources": {"gpus": 2}}, Ranks(2, gpus=2)),
         ({"parallelism": {"tensor": 8, "pipeline": 2}}, {"parallelism": {"tensor": 2}}, Ranks(2, gpus=2)),
+        # Whole experts: of tensor ranks, on several nodes too, and of copies.
+        (None, {"parallelism": {"tensor": 2, "expert": True}}, Ranks(2, expert=True)),
+        (None, {"parallelism": {"tensor": 2, "expert": False}}, Ranks(2)),
+        (None, {"resources": {"gpus": 8}, "parallelism": {"expert": True}}, Ranks(8, gpus=8, expert=True)),
+        (
+            None,
+            {"resources": {"gpus": 8}, "parallelism": {"expert": True}, "nodes": 2},
+            Ranks(8, 2, nodes=2, gpus=8, expert=True),
+        ),
+        (None, {"parallelism": {"tensor": 2, "expert": True}, "disaggregation": {}}, Ranks(2, expert=True)),
+        (None, {"parallelism": {"data": 4, "expert": True}}, Ranks(data=4, expert=True)),
+        (None, {"parallelism": {"tensor": 2, "data": 2, "expert": True}}, Ranks(2, data=2, expert=True)),
+        (
+            None,
+            {"parallelism": {"data": 9, "expert": True}, "router": {"inferencePool": {}}},
+            Ranks(data=9, expert=True),
+        ),
+        ({"parallelism": {"tensor": 8}}, {"parallelism": {"expert": True}}, Ranks(8, gpus=8, expert=True)),
+        ({"parallelism": {"tensor": 8, "expert": True}}, {}, Ranks(8, gpus=8, expert=True)),
+        ({"parallelism": {"tensor": 8, "expert": True}}, {"parallelism": {"expert": False}}, Ranks(8, gpus=8)),
+        ({"parallelism": {"tensor": 8, "expert": True}}, {"resources": {"gpus": 2}}, Ranks(2, gpus=2)),
     ],
 )
 def test_what_is_not_written_follows_from_what_is(profiled: Any, spec: Any, expected: Ranks) -> None:
@@ -105,10 +126,17 @@ def test_what_is_not_written_follows_from_what_is(profiled: Any, spec: Any, expe
             {"router": {"inferencePool": {}}},
             "with 9 data ranks an InferencePool has 8 ports, one for each data rank: lower it",
         ),
+        (None, {"parallelism": {"expert": True}}, "gives all experts to one rank: raise parallelism.tensor, or"),
+        (None, {"parallelism": {"pipeline": 2, "expert": True}}, "gives all experts to one rank: raise parallelism.te"),
         (
             None,
-            {"parallelism": {"data": 2}, "engine": {"args": ["--enable-expert-parallel"]}},
-            "gives an engine one tensor rank, and data ranks that are engines by themselves share no experts",
+            {"parallelism": {"data": 2, "expert": True}, "disaggregation": {}},
+            "makes 2 data ranks one engine, and K/V goes from one cache to one: leave out disaggregation, or",
+        ),
+        (
+            {"resources": {"gpus": 4}},
+            {"parallelism": {"data": 4, "expert": True}},
+            "makes 4 copies that share experts, which only CPUs can: leave out parallelism.data, and give spec.repl",
         ),
     ],
 )
@@ -118,12 +146,27 @@ def test_ranks_that_do_not_add_up_are_refused_with_numbers(profiled: Any, spec: 
     assert words in found
 
 
+def test_copies_that_share_experts_are_one_endpoint() -> None:
+    apart, together = Ranks(data=4), Ranks(data=4, expert=True)
+    assert (apart.endpoints, together.endpoints) == (4, 1)
+    assert (Ranks(2, expert=True).together, Ranks(2, expert=True).apart, together.apart, apart.apart) == (
+        False,
+        2,
+        4,
+        1,
+    )
+
+
 def test_what_follows_is_told() -> None:
     _, notes = find({"gpusPerNode": 8, "parallelism": {"tensor": 8, "pipeline": 2}})
     assert notes == {
         "parallelism": "tensor 8, pipeline 2, from profile h100",
         "resources.gpus": "8, as there are 16 ranks on 2 nodes",
     }
+    _, notes = find({"parallelism": {"tensor": 2, "expert": True}}, parallelism={"expert": True})
+    assert notes["parallelism"] == "tensor 2, from profile h100"
+    _, notes = find({"parallelism": {"tensor": 2, "expert": True}})
+    assert notes["parallelism"] == "tensor 2, expert true, from profile h100"
     _, notes = find(resources={"gpus": 8}, parallelism={"tensor": 8, "pipeline": 2})
     assert notes == {"nodes": "2, as 16 ranks take 8 GPUs of each"}
     _, notes = find(resources={"gpus": 8}, nodes=2)

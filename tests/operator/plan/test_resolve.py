@@ -134,6 +134,22 @@ def test_each_part_has_ranks_of_its_own() -> None:
     assert role_view(both, "decode").spec.parallelism.tensor == 2
 
 
+@pytest.mark.parametrize(
+    ("decode", "expected"),
+    [
+        ({}, Ranks(2, expert=True)),
+        ({"parallelism": {"tensor": 4}}, Ranks(4, expert=True)),
+        ({"parallelism": {"expert": False}}, Ranks(2)),
+        ({"resources": {"gpus": 4}}, Ranks(4, gpus=4, expert=True)),
+    ],
+)
+def test_parts_have_whole_experts_unless_they_say_otherwise(decode: Any, expected: Ranks) -> None:
+    whole = service(parallelism={"tensor": 2, "expert": True}, disaggregation={"decode": decode})
+    found = resolve(role_view(whole, "decode"), {}, None)
+    assert isinstance(found, Resolved)
+    assert found.ranks == expected
+
+
 def test_gpu_type_without_a_profile_is_told_and_gives_no_defaults() -> None:
     found = resolved([profile()], resources={"gpuType": "b200", "gpus": 1})
     assert found.profile is None

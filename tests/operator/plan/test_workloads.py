@@ -200,6 +200,7 @@ SECRET = {"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
         ({"engine": {"args": ["--no-enable-prefix-caching"]}}, True, True),
         ({"parallelism": {"pipeline": 2}}, True, False),
         ({"parallelism": {"data": 2}}, True, False),
+        ({"parallelism": {"tensor": 2, "expert": True}}, True, False),
         ({"parallelism": {"data": 1}, "nodes": 1}, False, False),
         ({"nodes": 2}, True, False),
         ({"replicas": 5}, False, False),

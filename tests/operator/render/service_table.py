@@ -76,7 +76,7 @@ class Case:
             view = role_view(self.service, role)
             resolved = resolve(view, profiles, self.facts, self.settings.engine_image)
             assert not isinstance(resolved, Refusal), str(resolved)
-            sources = (found[0].resolved if found else resolved).ranks.data
+            sources = (found[0].resolved if found else resolved).ranks.endpoints
             template = engine_template(view, resolved, self.settings, role, sources=sources)
             found.append(Part(role=role, view=view, resolved=resolved, template=template, engines=view.spec.replicas))
         return tuple(found)
@@ -262,6 +262,7 @@ TABLE: Mapping[str, Case] = {
     "data-ranks-disaggregated": TINY.changed(
         disaggregation={"prefill": {"parallelism": {"data": 2}}, "decode": {"parallelism": {"data": 3}}}
     ),
+    "expert-ranks": HF.changed(parallelism={"data": 2, "expert": True}, resources={"cpu": "4"}),
     "tensor-parallel-cpu": TINY.changed(resources={"cpu": "4"}, parallelism={"tensor": 2}),
     "several-nodes": Case(
         {

@@ -171,6 +171,24 @@ def test_lengths(kind: str, changes: dict[str, Any], lengths: tuple[int, int]) -
     assert (shape.context_length, shape.default_length) == lengths
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes", "count"),
+    [
+        ("llama", {"num_local_experts": 8}, 0),
+        ("mixtral", {}, 8),
+        ("deepseek_v3", {"n_routed_experts": 160}, 160),
+        ("qwen3_moe", {"num_experts": 64}, 64),
+        ("qwen3_moe", {"num_local_experts": 32}, 32),
+        ("gpt_oss", {"num_local_experts": 32}, 32),
+    ],
+)
+def test_experts_are_counted_under_the_name_that_a_family_gives_them(
+    kind: str, changes: dict[str, Any], count: int
+) -> None:
+    shape = read({**BASE, "model_type": kind, "kv_lora_rank": 32, "qk_rope_head_dim": 16, **changes})
+    assert shape.num_experts == count
+
+
 def test_the_text_model_of_images_and_text_inherits() -> None:
     text = {**BASE, "model_type": "gemma3_text"}
     shape = read({"model_type": "gemma3", "torch_dtype": "torch.bfloat16", "text_config": text})
@@ -182,6 +200,7 @@ def test_the_text_model_of_images_and_text_inherits() -> None:
 def test_every_configuration_that_can_be_is_read_by_the_engine_too(config: dict[str, Any]) -> None:
     shape, arch = read(config), arch_from_config(config, "config.json")
     assert (arch.context_length, arch.windows, arch.dtype) == (shape.context_length, shape.windows, shape.dtype)
+    assert arch.experts is None or arch.experts.routing.num_experts == shape.num_experts
 
 
 @given(
