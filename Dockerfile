@@ -53,6 +53,10 @@ RUN /opt/backend/bin/python dependencies.py --wheels dist protocol download oper
     && pip install --no-deps --prefix /opt/own dist/*.whl
 
 FROM build AS build-engine
+# The kernels of the CPU are compiled as our own wheel is made.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/* /var/log/*
 # PyPI's torch is built for CUDA. For machines without a GPU: https://download.pytorch.org/whl/cpu
 ARG TORCH_INDEX=https://pypi.org/simple
 COPY protocol/pyproject.toml protocol/
@@ -73,7 +77,8 @@ COPY kv kv
 COPY console console
 COPY engine engine
 COPY pagefleet pagefleet
-RUN /opt/backend/bin/python dependencies.py --wheels dist protocol download kernels text kv console engine pagefleet \
+RUN PAGEFLEET_NATIVE=required \
+    /opt/backend/bin/python dependencies.py --wheels dist protocol download kernels text kv console engine pagefleet \
     && pip install --no-deps --prefix /opt/own dist/*.whl
 
 FROM ${PYTHON_IMAGE}${PYTHON_DIGEST:+@${PYTHON_DIGEST}} AS runtime

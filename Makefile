@@ -28,7 +28,8 @@ $(VENV)/python:
 	@echo "Setting up $(VENV) (once)"
 	@$(PYTHON) -m venv $(VENV) && ln -sf bin/python $@
 
-$(VENV)/installed: $(VENV)/python constraints.txt $(DISTRIBUTIONS:%=%/pyproject.toml)
+# The kernels of the CPU are compiled along the way, where there is a compiler.
+$(VENV)/installed: $(VENV)/python constraints.txt $(DISTRIBUTIONS:%=%/pyproject.toml) kernels/native_build.py $(wildcard kernels/native/*)
 	@echo "Installing pagefleet and its libraries (once, one to three minutes)"
 	@$(call INSTALL,$(EDITABLE))
 	@touch $@
@@ -85,6 +86,9 @@ rooms: $(VENV)/installed-dev  ## Print the files and lines of every room, and it
 budget: $(VENV)/installed-dev  ## Make today's sizes of the rooms their budget
 	@$(BIN)/python -m tests.architecture.rooms --write
 
+native: $(VENV)/installed  ## Compile the kernels of the CPU again, and say why where that fails
+	@$(BIN)/python kernels/native_build.py
+
 crds: $(VENV)/installed  ## Write crds/, and the chart's copy, from the types in protocol
 	@$(BIN)/python -m pagefleet_operator.api.crdgen crds
 	@cp crds/*.yaml charts/pagefleet/files/crds/
@@ -126,4 +130,4 @@ clean:  ## Remove caches and the environment
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help install up chat quick test test-all lint format rooms budget crds monitoring chart tiny bench bench-picture bench-throughput docs site dist clean
+.PHONY: help install up chat quick test test-all lint format rooms budget native crds monitoring chart tiny bench bench-picture bench-throughput docs site dist clean

@@ -8,11 +8,13 @@ from math import prod
 import torch
 from pagefleet_kernels.dispatch import architecture
 from pagefleet_kernels.layout import KVLayout
+from pagefleet_kernels.native.library import Library
 from pagefleet_protocol.model_config.kv_spec import KVSpec
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionBackend
 from pagefleet_engine.attention.flash_backend import FLASH_IS_FASTER, FlashBackend
+from pagefleet_engine.attention.native_backend import NativeBackend, takes_pool
 from pagefleet_engine.attention.torch_backend import TorchBackend
 from pagefleet_engine.attention.triton_backend import TritonBackend
 from pagefleet_engine.config import EngineConfig, default_cache_dir
@@ -65,6 +67,18 @@ class BuiltRunner:
     """Of the model's excerpt, over the same pages."""
 
 
+@dataclass(frozen=True, slots=True)
+class Computing:
+    """What a model is computed on."""
+
+    device: torch.device
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    """Of its pool."""
+    native: Library | None
+    """The compiled kernels of a CPU."""
+
+
 class RunnerFactory:
     """One model on one device."""
 
@@ -73,20 +87,20 @@ class RunnerFactory:
         config: EngineConfig,
         model: Model,
         groups: KVGroups,
-        dtypes: tuple[torch.dtype, torch.dtype],
-        device: torch.device,
+        computing: Computing,
         links: StageLinks,
     ) -> None:
-        """`groups` place the model's own layers; `dtypes` are those that it computes in and of its pool.
+        """`groups` place the model's own layers.
 
         Raises ConfigError for graphs that the device does not have, sizes or logits processors that cannot be."""
         self._config = config
         self._model, self._excerpt = model, model.excerpt()
-        self._is_compiled = device.type != "cuda"
         self._groups = groups
-        self._dtype, self._kv_dtype = dtypes
+        self._dtype, self._kv_dtype = computing.dtype, computing.kv_dtype
         self._links = links
-        self._device = device
+        self._native = computing.native
+        self._device = device = computing.device
+        self._is_compiled = device.type != "cuda"
         if device.type == "cuda":
             keep_kernels(default_cache_dir(config.execution.cache_dir) / "kernels")
         self._graph_mode = resolve_graph_mode(config.execution.cuda_graphs, device.type)
@@ -155,6 +169,8 @@ class RunnerFactory:
                 raise ConfigError(
                     f"--attention-backend {setting} needs a GPU, and this engine runs on a CPU: leave it out"
                 )
+            if self._native is not None and takes_pool(layout, pool.dtype):
+                return NativeBackend(pool, layout, self._groups, self._native)
             return TorchBackend(pool, layout, self._groups)
         if setting == "flash" or (setting == "auto" and architecture(self._device) in FLASH_IS_FASTER):
             return FlashBackend(pool, layout, self._groups, or_triton=setting == "auto")

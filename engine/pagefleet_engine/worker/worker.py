@@ -41,11 +41,12 @@ from pagefleet_engine.worker.memory import (
     size_kv_cache,
 )
 from pagefleet_engine.worker.model_runner import LaunchedStep, ModelRunner, PassedOn, RunnerLimits
+from pagefleet_engine.worker.native import native_library
 from pagefleet_engine.worker.out_of_memory import naming_the_remedy
 from pagefleet_engine.worker.profile import StepMemory, measure_step_memory
 from pagefleet_engine.worker.profile_cache import ProfileCache, device_facts, profile_facts
 from pagefleet_engine.worker.rehearsal import rehearse, rehearse_everything, short_step
-from pagefleet_engine.worker.runner_factory import RunnerFactory
+from pagefleet_engine.worker.runner_factory import Computing, RunnerFactory
 
 _log = logging.getLogger(__name__)
 
@@ -91,6 +92,7 @@ class Worker:
         """Steps that may be launched before the first of them is waited for."""
         self._num_threads = set_num_threads(config.model.num_threads)
         limit_kernel_caches()
+        self._native = native_library(self._device, enabled=config.execution.native_kernels)
         self._dtype = resolve_dtype(config.model.dtype, arch.dtype, self._device)
         self._kv_dtype = torch.float8_e4m3fn if config.cache.kv_cache_dtype == "fp8" else self._dtype
         parallel = config.parallel
@@ -99,9 +101,9 @@ class Worker:
         self._balancer = self._make_balancer()
         if config.execution.compile:
             self._model = self._compiled(self._model)
-        dtypes, links = (self._dtype, self._kv_dtype), self._communicators.links
+        computing = Computing(self._device, self._dtype, self._kv_dtype, self._native)
         own_groups = self.kv_groups.of_layers(self._layers)
-        self._factory = RunnerFactory(config, self._model, own_groups, dtypes, self._device, links)
+        self._factory = RunnerFactory(config, self._model, own_groups, computing, self._communicators.links)
         self._needs = KVNeeds(self.kv_groups, config.cache.block_size, config.scheduler.max_num_batched_tokens)
         self.cache = self._size_cache(max_model_len)
         """The KV pool; its `max_model_len` is the longest request that this worker takes."""

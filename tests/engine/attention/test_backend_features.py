@@ -13,6 +13,8 @@ from pagefleet_engine.core.kv_groups import KVGroup, KVGroups
 from pagefleet_engine.errors import ConfigError
 from pagefleet_kernels.layout import KVLayout
 
+from tests.fakes.native_kernels import native_backend
+
 LAYOUT = KVLayout(num_blocks=64, num_layers=2, num_kv_heads=2, block_size=8, head_dim=16)
 GROUPS = KVGroups((KVGroup((0, 2), None), KVGroup((1, 3), 12)), layers_per_block=2)
 NUM_HEADS = 4
@@ -77,6 +79,22 @@ def assert_backends_agree(
 
 
 @pytest.mark.parametrize("rows", MIXES, ids=str)
+@pytest.mark.parametrize("features", [{}, *FEATURES], ids="+".join)
+@pytest.mark.parametrize("layer", [0, 3])
+def test_compiled_kernels_are_as_torch(layer: int, features: dict[str, Any], rows: list[tuple[int, int]]) -> None:
+    torch.manual_seed(len(rows))
+    spec = AttentionSpec(layer=layer, scale=0.3, window=12 if layer == 3 else None, k_scale=9.0, **features)
+    inputs, pool = make_step(rows), torch.randn(LAYOUT.shape)
+    other = pool.clone()
+    out, expected = (
+        run(native_backend(pool, LAYOUT, GROUPS), spec, inputs),
+        run(TorchBackend(other, LAYOUT, GROUPS), spec, inputs),
+    )
+    torch.testing.assert_close(out, expected, atol=2e-5, rtol=2e-5)
+    assert torch.equal(pool, other), "the backends wrote different things"
+
+
+@pytest.mark.parametrize("rows", MIXES, ids=str)
 @pytest.mark.parametrize("features", FEATURES, ids="+".join)
 @pytest.mark.parametrize("layer", [0, 3])
 def test_features(layer: int, features: dict[str, Any], rows: list[tuple[int, int]]) -> None:
@@ -111,16 +129,18 @@ def test_scales_are_of_no_matter_to_other_pools() -> None:
     assert_backends_agree(scaled, inputs)
 
 
-@pytest.mark.parametrize("name", ["torch", "kernels"])
+@pytest.mark.parametrize("name", ["torch", "kernels", "native"])
 def test_layers_of_a_group_lie_beside_each_other_in_its_blocks(name: str) -> None:
     batch, _, (k, v) = make_step([(3, 4), (0, 9)])
     for layer, (group, index) in enumerate([(0, 0), (1, 0), (0, 1), (1, 1)]):
         pool = torch.zeros(LAYOUT.shape)
-        backend: AttentionBackend = (
-            TorchBackend(pool, LAYOUT, GROUPS)
-            if name == "torch"
-            else TritonBackend(pool, LAYOUT, GROUPS, kernels="torch")
-        )
+        backend: AttentionBackend
+        if name == "native":
+            backend = native_backend(pool, LAYOUT, GROUPS)
+        elif name == "torch":
+            backend = TorchBackend(pool, LAYOUT, GROUPS)
+        else:
+            backend = TritonBackend(pool, LAYOUT, GROUPS, kernels="torch")
         spec = AttentionSpec(layer=layer, scale=1.0)
         step = backend.begin(batch)
         step.write(spec, k, v)

@@ -15,6 +15,7 @@ from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_kernels.layout import KVLayout
 
 from tests.example_counts import examples
+from tests.fakes.native_kernels import native_backend
 
 LAYOUT = KVLayout(num_blocks=96, num_layers=3, num_kv_heads=2, block_size=8, head_dim=16)
 GROUPS = group_layers([None] * LAYOUT.num_layers)
@@ -100,6 +101,8 @@ def attend(step: AttentionStep, layer: int, case: Case, window: int | None) -> t
 
 
 def make_backend(name: str, pool: torch.Tensor) -> AttentionBackend:
+    if name == "native":
+        return native_backend(pool, LAYOUT, GROUPS)
     return (
         TorchBackend(pool, LAYOUT, GROUPS) if name == "torch" else TritonBackend(pool, LAYOUT, GROUPS, kernels="torch")
     )
@@ -116,7 +119,7 @@ MIXES = [
 ]
 
 
-@pytest.mark.parametrize("name", ["torch", "kernels"])
+@pytest.mark.parametrize("name", ["torch", "kernels", "native"])
 @pytest.mark.parametrize("window", [None, 4, 20])
 @pytest.mark.parametrize("rows", MIXES, ids=lambda rows: "+".join(f"{row.computed}.{row.new}" for row in rows))
 def test_matches_dense_attention(name: str, window: int | None, rows: list[Row]) -> None:

@@ -1,0 +1,132 @@
+// Which instruction sets this library and this processor have in common, and the plan of a step's attention.
+#include "kernels.h"
+
+#define EACH_SET(DO) EACH_SET_OF_MACHINE(DO) DO(plain)
+#if defined(__x86_64__)
+#define EACH_SET_OF_MACHINE(DO) DO(avx512_bf16) DO(avx512) DO(avx2)
+#else
+#define EACH_SET_OF_MACHINE(DO)
+#endif
+
+#define DECLARE(isa)                                                                                                   \
+    int32_t room_##isa(const Layer *);                                                                                 \
+    int32_t part_##isa(const Layer *);                                                                                 \
+    void attend_##isa(const Layer *, const Step *, const Plan *, const void *, int64_t, int64_t, void *, uint32_t *,    \
+                      int64_t, int32_t);
+
+extern "C" {
+EACH_SET(DECLARE)
+
+struct InstructionSet {
+    const char *name;
+    int32_t (*room)(const Layer *);
+    int32_t (*part)(const Layer *);
+    void (*attend)(const Layer *, const Step *, const Plan *, const void *, int64_t, int64_t, void *, uint32_t *,
+                   int64_t, int32_t);
+};
+}
+
+namespace {
+
+#define ENTRY(isa) {#isa, room_##isa, part_##isa, attend_##isa},
+const InstructionSet SETS[] = {EACH_SET(ENTRY)};
+const int NUM_SETS = sizeof SETS / sizeof SETS[0];
+
+bool has_set(int index) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    switch (index) {
+        case 0: return avx512 && __builtin_cpu_supports("avx512bf16");
+        case 1: return avx512;
+        case 2: return avx2;
+    }
+#endif
+    return index == NUM_SETS - 1;
+}
+
+int64_t cost_of(int keys, int rows) { return (int64_t)keys * (rows + 8); }  // loading keys costs as 8 rows
+
+const int SHORTEST_PART = 4 * KEYS_AT_ONCE;
+const int PARTS_PER_THREAD = 4;
+const int64_t WORTH_A_THREAD = 1 << 13;
+
+}  // namespace
+
+extern "C" {
+
+int32_t abi_version() { return 1; }
+
+// The best set first; null where there are no more.
+const InstructionSet *instruction_set(int32_t nth) {
+    for (int index = 0; index < NUM_SETS; index++)
+        if (has_set(index) && nth-- == 0) return &SETS[index];
+    return nullptr;
+}
+
+// The tasks of a step for layers that see as far as `window` and `chunk` say. Without `tasks` it only counts.
+PlanSize plan_attention(const Step *step, int32_t group, int32_t kv_heads, int32_t window, int32_t chunk,
+                        int32_t threads, Task *tasks) {
+    PlanSize size = {0, 0, 0, threads};
+    int tile = tile_queries(group);
+    int64_t longest = 0;  // that a task may take
+    for (int pass = 0; pass < 2; pass++) {  // first the cost of all, then the tasks
+        for (int s = 0; s < step->num_seqs; s++) {
+            int queries = step->starts[s + 1] - step->starts[s], begin = step->seq_lens[s] - queries;
+            int last = queries > 0 ? (queries - 1) / tile * tile : -1;
+            for (int query = last; query >= 0; query -= tile) {  // those that see most come first
+                int count = queries - query < tile ? queries - query : tile;
+                int low = first_seen(window, chunk, begin + query), high = begin + query + count;
+                if (high < low) high = low;
+                int64_t cost = cost_of(high - low, count * group);
+                if (pass == 0) {
+                    longest += cost * kv_heads;
+                    continue;
+                }
+                int64_t parts = threads > 1 && longest > 0 ? (cost + longest - 1) / longest : 1;
+                int64_t most = (high - low) / SHORTEST_PART;
+                if (parts > most) parts = most;
+                if (parts < 1) parts = 1;
+                int length = (int)(((high - low + parts - 1) / parts + KEYS_AT_ONCE - 1) / KEYS_AT_ONCE * KEYS_AT_ONCE);
+                int num_parts = length > 0 ? (high - low + length - 1) / length : 1;
+                if (num_parts < 1) num_parts = 1;
+                for (int part = 0; part < num_parts; part++) {
+                    if (tasks) {
+                        int from = low + part * length, to = part == num_parts - 1 ? high : from + length;
+                        bool is_cut = num_parts > 1;
+                        tasks[size.tasks] = {s, query, count, from, to, is_cut ? size.slots + part : -1,
+                                             size.slots, num_parts, size.tiles};
+                    }
+                    size.tasks++;
+                }
+                if (num_parts > 1) {
+                    size.slots += num_parts;
+                    size.tiles++;
+                }
+            }
+        }
+        if (pass == 0 && longest < WORTH_A_THREAD) size.threads = threads = 1;
+        if (pass == 0) longest = longest / (threads * PARTS_PER_THREAD);
+    }
+    return size;
+}
+
+// Keys and values [T, K, H] into their slots, block * block_size + offset; a negative slot is nowhere.
+void write_pages(const Layer *layer, const char *k, const char *v, int64_t k_token, int64_t k_head, int64_t v_token,
+                 int64_t v_head, const int64_t *slots, int32_t num_tokens, int32_t threads) {
+    int size = layer->is_bf16 ? 2 : 4, bytes = layer->head_dim * size;
+    char *keys = (char *)layer->keys, *values = (char *)layer->values;
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int t = 0; t < num_tokens; t++) {
+        if (slots[t] < 0) continue;
+        int64_t block = slots[t] / layer->block_size, offset = slots[t] % layer->block_size;
+        for (int h = 0; h < layer->kv_heads; h++) {
+            int64_t at = (block * layer->block_stride + h * layer->head_stride + offset * layer->head_dim) * size;
+            __builtin_memcpy(keys + at, k + (t * k_token + h * k_head) * size, bytes);
+            __builtin_memcpy(values + at, v + (t * v_token + h * v_head) * size, bytes);
+        }
+    }
+}
+}

@@ -1,0 +1,62 @@
+// What Python sees of the compiled kernels: plain C, so that one library serves every Python and every torch.
+//
+// Shapes: T tokens of a step, S sequences, B blocks of a table, N query heads, K key heads, G = N / K, H head size.
+// Strides count elements. Nothing here allocates or keeps anything between calls.
+#pragma once
+#include <stdint.h>
+
+extern "C" {
+
+// How a layer attends, and where its pages are: keys and values [num_blocks, K, block_size, H], equal strides, the last
+// two axes contiguous.
+struct Layer {
+    const void *keys, *values;
+    int64_t block_stride, head_stride;
+    int32_t kv_heads, group, head_dim, block_size;
+    int32_t is_bf16;        // else float32, pages and queries alike
+    int32_t window, chunk;  // 0: none
+    float scale, softcap;   // 0: none
+    const float *sinks, *slopes;  // [N] or null
+};
+
+// Ragged queries: those of sequence s are tokens starts[s] to starts[s + 1], its last positions.
+struct Step {
+    const int32_t *starts, *seq_lens, *tables;
+    int64_t table_stride;
+    int32_t num_seqs;
+};
+
+// Some queries of a sequence against some of its keys, for each key head. A tile whose keys are cut into several tasks
+// is put together by whichever of them ends last.
+struct Task {
+    int32_t seq, query, num_queries;  // `query` counts within the sequence's new tokens
+    int32_t key_begin, key_end;
+    int32_t slot;                   // first float of its partial result of key head 0, in results; -1: it is the whole
+    int32_t first_slot, num_parts;  // of the tile
+    int32_t tile;                   // number of the tile among those that are cut
+};
+
+struct Plan {
+    const Task *tasks;
+    int32_t num_tasks;
+    float *partials;    // see `part`, for each slot and key head
+    int32_t *counters;  // zeros, for each tile that is cut and key head; left as zeros
+};
+
+struct PlanSize {
+    int32_t tasks, slots, tiles;
+    int32_t threads;  // that are worth their waking
+};
+}
+
+const int KEYS_AT_ONCE = 64;  // that a tile looks at
+const int TILE_ROWS = 64;     // queries times heads of a tile, or all heads of one query
+
+static inline int tile_queries(int group) { return group >= TILE_ROWS ? 1 : TILE_ROWS / group; }
+
+static inline int first_seen(int window, int chunk, int position) {
+    int first = 0;
+    if (window && position - window + 1 > first) first = position - window + 1;
+    if (chunk && position >= 0 && position / chunk * chunk > first) first = position / chunk * chunk;
+    return first;
+}

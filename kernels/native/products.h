@@ -1,0 +1,153 @@
+// Products of small matrices that lie in a core's caches, and how rows of pages are laid out for them.
+//
+// `Units` are what the inner index counts: one float, or with AVX-512 BF16 a pair of neighbours, multiplied and added in
+// one instruction. A row of the left matrix is units beside each other; of the right one, unit k of LANES columns is a
+// vector.
+#pragma once
+#include "simd.h"
+
+namespace {
+
+struct Singles {
+    typedef vf Vector;
+    static const int size = 1;
+    INLINE vf madd(vf sum, const uint32_t *a, Vector b) { return sum + bits_float(*a) * b; }
+    INLINE Vector fetch(const uint32_t *p) { return load((const float *)p); }
+};
+
+#if defined(__AVX512BF16__)
+struct Pairs {
+    typedef __m512i Vector;
+    static const int size = 2;
+    INLINE vf madd(vf sum, const uint32_t *a, Vector b) {
+        return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32((int)*a), (__m512bh)b);
+    }
+    INLINE Vector fetch(const uint32_t *p) { return _mm512_loadu_si512(p); }
+};
+#endif
+
+template <class T> struct UnitsOf {
+    typedef Singles type;
+};
+#if defined(__AVX512BF16__)
+template <> struct UnitsOf<bf16> {
+    typedef Pairs type;
+};
+#endif
+
+#if defined(__AVX512F__) || defined(__aarch64__)
+const int MAX_VECTORS = 4, MAX_ROWS = 6;  // 24 sums in 32 registers
+#else
+const int MAX_VECTORS = 2, MAX_ROWS = 6;  // 12 in 16
+#endif
+
+// The right matrix as one piece, or as rows that lie anywhere.
+struct Whole {
+    const uint32_t *first;
+    int stride;
+    INLINE const uint32_t *row(const Whole &b, int k) { return b.first + (int64_t)k * b.stride; }
+};
+struct Scattered {
+    const uint32_t *const *rows;
+    INLINE const uint32_t *row(const Scattered &b, int k) { return b.rows[k]; }
+};
+
+template <class Units, class Right, int ROWS, int VECTORS>
+__attribute__((noinline)) void product_tile(
+    const uint32_t *a, int a_stride, Right b, int column, int num_units, float *c, int c_stride, bool add) {
+    vf sums[ROWS][VECTORS];
+    for (int m = 0; m < ROWS; m++)
+        for (int v = 0; v < VECTORS; v++)
+            sums[m][v] = add ? load(c + (int64_t)m * c_stride + v * LANES) : (vf){};
+    for (int k = 0; k < num_units; k++) {
+        const uint32_t *from = Right::row(b, k) + column;
+        typename Units::Vector right[VECTORS];
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++) right[v] = Units::fetch(from + v * LANES);
+#pragma GCC unroll 8
+        for (int m = 0; m < ROWS; m++)
+#pragma GCC unroll 8
+            for (int v = 0; v < VECTORS; v++)
+                sums[m][v] = Units::madd(sums[m][v], a + (int64_t)m * a_stride + k, right[v]);
+    }
+    for (int m = 0; m < ROWS; m++)
+        for (int v = 0; v < VECTORS; v++) store(c + (int64_t)m * c_stride + v * LANES, sums[m][v]);
+}
+
+template <class Units, class Right, int VECTORS>
+INLINE void product_columns(
+    const uint32_t *a, int a_stride, Right b, int column, int units, float *c, int c_stride, int rows, bool add) {
+    for (int m = 0; m < rows; m += MAX_ROWS) {
+        const uint32_t *from = a + (int64_t)m * a_stride;
+        float *to = c + (int64_t)m * c_stride + column;
+        switch (rows - m) {
+            case 1: product_tile<Units, Right, 1, VECTORS>(from, a_stride, b, column, units, to, c_stride, add); break;
+            case 2: product_tile<Units, Right, 2, VECTORS>(from, a_stride, b, column, units, to, c_stride, add); break;
+            case 3: product_tile<Units, Right, 3, VECTORS>(from, a_stride, b, column, units, to, c_stride, add); break;
+            case 4: product_tile<Units, Right, 4, VECTORS>(from, a_stride, b, column, units, to, c_stride, add); break;
+            case 5: product_tile<Units, Right, 5, VECTORS>(from, a_stride, b, column, units, to, c_stride, add); break;
+            default: product_tile<Units, Right, 6, VECTORS>(from, a_stride, b, column, units, to, c_stride, add);
+        }
+    }
+}
+
+// c [rows, columns] = or += a [rows, units] b [units, columns]; columns is a multiple of LANES.
+template <class Units, class Right>
+INLINE void product(
+    const uint32_t *a, int a_stride, Right b, int units, float *c, int c_stride, int rows, int columns, bool add) {
+    int column = 0;
+    for (; column + MAX_VECTORS * LANES <= columns; column += MAX_VECTORS * LANES)
+        product_columns<Units, Right, MAX_VECTORS>(a, a_stride, b, column, units, c, c_stride, rows, add);
+    for (; column < columns; column += LANES)
+        product_columns<Units, Right, 1>(a, a_stride, b, column, units, c, c_stride, rows, add);
+}
+
+INLINE int rounded_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// LANES units of a row from element `at` on, zeros after its end.
+template <class Units, class T> INLINE vi units_of(const T *row, int at, int length) {
+    if (Units::size == 1) return (vi)load_some(row + at, length - at);
+    vi x = {};
+    int bytes = (length - at) * (int)sizeof(T);
+    if (bytes >= (int)sizeof x)
+        memcpy(&x, row + at, sizeof x);
+    else
+        memcpy(&x, row + at, bytes);
+    return x;
+}
+
+// Queries as the left matrix: a row of units.
+template <class Units, class T> INLINE void lay_out_row(const T *row, int length, uint32_t *to) {
+    for (int at = 0; at < length; at += LANES * Units::size, to += LANES) {
+        vi units = units_of<Units>(row, at, length);
+        memcpy(to, &units, sizeof units);
+    }
+}
+
+// Keys as the right matrix: LANES rows become columns, `stride` units from one unit of a key to the next.
+template <class Units, class T> INLINE void lay_out_keys(const T *const *rows, int length, uint32_t *to, int stride) {
+    for (int at = 0; at < length; at += LANES * Units::size) {
+        vi block[LANES];
+        for (int i = 0; i < LANES; i++) block[i] = units_of<Units>(rows[i], at, length);
+        transpose(block);
+        for (int i = 0; i < LANES; i++, to += stride) memcpy(to, &block[i], sizeof block[i]);
+    }
+}
+
+// Values as the right matrix: a unit is one row, or two interleaved.
+template <class Units, class T> INLINE void lay_out_values(const T *const *rows, int length, uint32_t *to) {
+    for (int at = 0; at < length; at += LANES, to += LANES) {
+        vi units = (vi)load_some(rows[0] + at, length - at);
+        // bfloat16 widened has its bits in the upper half
+        if (Units::size == 2) units = (vi)((vu)units >> 16) | (vi)load_some(rows[1] + at, length - at);
+        memcpy(to, &units, sizeof units);
+    }
+}
+
+// Weights of the softmax as the left matrix, in place of the floats or before them.
+INLINE void lay_out_weights(Singles, float *weights, int at, vf p) { store(weights + at, p); }
+#if defined(__AVX512BF16__)
+INLINE void lay_out_weights(Pairs, float *weights, int at, vf p) { store((bf16 *)weights + at, p); }
+#endif
+
+}  // namespace

@@ -1,0 +1,175 @@
+// Vectors of the widest kind that the file is compiled for, by the compilers' own vector types: the same source serves
+// AVX-512, AVX2, SSE2 and NEON. Everything is static: each instruction set has its own copy of all it calls.
+#pragma once
+#include <stdint.h>
+#include <string.h>
+#if defined(__AVX2__) || defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX2__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+namespace {
+
+typedef float vf __attribute__((vector_size(LANES * 4)));
+typedef int32_t vi __attribute__((vector_size(LANES * 4)));
+typedef uint32_t vu __attribute__((vector_size(LANES * 4)));
+typedef uint16_t vh __attribute__((vector_size(LANES * 2)));
+
+typedef uint16_t bf16;
+
+INLINE float bits_float(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+INLINE uint32_t float_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+
+INLINE vf splat(float x) { return x - (vf){}; }  // x - 0 keeps the sign of a zero
+INLINE vi splat_int(int32_t x) { return x + (vi){}; }
+
+INLINE vf load(const float *p) {
+    vf x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+INLINE vf load(const bf16 *p) {
+    vh h;
+    memcpy(&h, p, sizeof h);
+    return (vf)(__builtin_convertvector(h, vu) << 16);
+}
+
+// The first n numbers, and zeros.
+template <class T> INLINE vf load_some(const T *p, int n) {
+    if (n >= LANES) return load(p);
+    T some[LANES] = {};
+    memcpy(some, p, n * sizeof(T));
+    return load(some);
+}
+
+INLINE void store(float *p, vf x) { memcpy(p, &x, sizeof x); }
+
+// To the nearest, ties to even; what is no number stays none.
+INLINE vh to_bf16(vf x) {
+#if defined(__AVX512BF16__)
+    return (vh)_mm512_cvtneps_pbh((__m512)x);
+#else
+    vu bits = (vu)x;
+    vu rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+    vu quiet = bits | 0x400000u;
+    vu is_nan = (vu)(x != x);
+    return __builtin_convertvector(((rounded & ~is_nan) | (quiet & is_nan)) >> 16, vh);
+#endif
+}
+
+INLINE void store(bf16 *p, vf x) {
+    vh h = to_bf16(x);
+    memcpy(p, &h, sizeof h);
+}
+
+template <class T> INLINE void store_some(T *p, vf x, int n) {
+    if (n >= LANES) return store(p, x);
+    T some[LANES];
+    store(some, x);
+    memcpy(p, some, n * sizeof(T));
+}
+
+INLINE vf choose(vi which, vf yes, vf no) { return (vf)(((vi)yes & which) | ((vi)no & ~which)); }
+
+// 2^x for x <= 0 or a little over; 0 from 2^-126 down; of what is no number, none.
+INLINE vf exp2_of(vf x) {
+    const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+    vi tiny = x < -126.0f;
+    vf near = choose(tiny, splat(-126.0f), x);
+    vf shifted = near + shift;
+    vf whole = shifted - shift;
+    vf part = near - whole;
+    vf y = splat(1.5403530e-4f);
+    y = y * part + 1.3333558e-3f;
+    y = y * part + 9.6181291e-3f;
+    y = y * part + 5.5504109e-2f;
+    y = y * part + 2.4022651e-1f;
+    y = y * part + 6.9314718e-1f;
+    y = y * part + 1.0f;
+    vi exponent = ((vi)shifted - (int32_t)float_bits(shift) + 127) << 23;
+    return choose(tiny, (vf){}, y * (vf)exponent);
+}
+
+INLINE float sum_of(vf x) {
+    float sum = 0.0f;
+    for (int i = 0; i < LANES; i++) sum += x[i];
+    return sum;
+}
+
+INLINE float max_of(vf x) {
+    float max = x[0];
+    for (int i = 1; i < LANES; i++) max = x[i] > max ? x[i] : max;
+    return max;
+}
+
+// Rows become columns.
+#if defined(__AVX512F__)
+INLINE void transpose(vi *r) {
+    __m512i t[16], u[16];
+    for (int i = 0; i < 8; i++) {
+        t[2 * i] = _mm512_unpacklo_epi32((__m512i)r[2 * i], (__m512i)r[2 * i + 1]);
+        t[2 * i + 1] = _mm512_unpackhi_epi32((__m512i)r[2 * i], (__m512i)r[2 * i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        u[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        u[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        u[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        u[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    for (int j = 0; j < 4; j++) {  // quarter q of u[4 i + j] has column 4 q + j of rows 4 i to 4 i + 3
+        __m512i even = _mm512_shuffle_i32x4(u[j], u[4 + j], 0x88), odd = _mm512_shuffle_i32x4(u[j], u[4 + j], 0xdd);
+        __m512i even_2 = _mm512_shuffle_i32x4(u[8 + j], u[12 + j], 0x88);
+        __m512i odd_2 = _mm512_shuffle_i32x4(u[8 + j], u[12 + j], 0xdd);
+        r[j] = (vi)_mm512_shuffle_i32x4(even, even_2, 0x88);
+        r[4 + j] = (vi)_mm512_shuffle_i32x4(odd, odd_2, 0x88);
+        r[8 + j] = (vi)_mm512_shuffle_i32x4(even, even_2, 0xdd);
+        r[12 + j] = (vi)_mm512_shuffle_i32x4(odd, odd_2, 0xdd);
+    }
+}
+#elif defined(__AVX2__)
+INLINE void transpose(vi *r) {
+    __m256i t[8], u[8];
+    for (int i = 0; i < 4; i++) {
+        t[2 * i] = _mm256_unpacklo_epi32((__m256i)r[2 * i], (__m256i)r[2 * i + 1]);
+        t[2 * i + 1] = _mm256_unpackhi_epi32((__m256i)r[2 * i], (__m256i)r[2 * i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        u[i] = _mm256_unpacklo_epi64(t[i], t[i + 2]);
+        u[i + 1] = _mm256_unpackhi_epi64(t[i], t[i + 2]);
+        u[i + 2] = _mm256_unpacklo_epi64(t[i + 1], t[i + 3]);
+        u[i + 3] = _mm256_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    for (int j = 0; j < 4; j++) {
+        r[j] = (vi)_mm256_permute2x128_si256(u[j], u[4 + j], 0x20);
+        r[4 + j] = (vi)_mm256_permute2x128_si256(u[j], u[4 + j], 0x31);
+    }
+}
+#else
+INLINE void transpose(vi *r) {
+    vi columns[LANES];
+    for (int i = 0; i < LANES; i++)
+        for (int j = 0; j < LANES; j++) columns[i][j] = r[j][i];
+    for (int i = 0; i < LANES; i++) r[i] = columns[i];
+}
+#endif
+
+}  // namespace

@@ -1,0 +1,1 @@
+"""Kernels of the CPU, compiled from kernels/native, behind the torch operations that they replace."""

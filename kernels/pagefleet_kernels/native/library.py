@@ -1,0 +1,109 @@
+"""The compiled library, as plain C functions; each kernel is there once for every instruction set."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
+from pathlib import Path
+
+import torch  # noqa: F401  brings the OpenMP that the library computes with: both then share one pool of threads
+
+from pagefleet_kernels.errors import BackendUnavailableError
+
+LIBRARY = Path(__file__).with_name("libpagefleet_kernels.so")
+_ABI_VERSION = 1
+
+
+class Layer(Structure):
+    """See kernels.h."""
+
+    _fields_ = (
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("block_stride", c_int64),
+        ("head_stride", c_int64),
+        ("kv_heads", c_int32),
+        ("group", c_int32),
+        ("head_dim", c_int32),
+        ("block_size", c_int32),
+        ("is_bf16", c_int32),
+        ("window", c_int32),
+        ("chunk", c_int32),
+        ("scale", c_float),
+        ("softcap", c_float),
+        ("sinks", c_void_p),
+        ("slopes", c_void_p),
+    )
+
+
+class Step(Structure):
+    """See kernels.h."""
+
+    _fields_ = (
+        ("starts", c_void_p),
+        ("seq_lens", c_void_p),
+        ("tables", c_void_p),
+        ("table_stride", c_int64),
+        ("num_seqs", c_int32),
+    )
+
+
+class Plan(Structure):
+    """See kernels.h."""
+
+    _fields_ = (("tasks", c_void_p), ("num_tasks", c_int32), ("partials", c_void_p), ("counters", c_void_p))
+
+
+class PlanSize(Structure):
+    """See kernels.h."""
+
+    _fields_ = (("tasks", c_int32), ("slots", c_int32), ("tiles", c_int32), ("threads", c_int32))
+
+
+TASK_INTS = 9
+"""Of a Task of kernels.h."""
+
+
+class _InstructionSet(Structure):
+    _fields_ = (("name", c_char_p), ("room", c_void_p), ("part", c_void_p), ("attend", c_void_p))
+
+
+_LAYER, _STEP, _PLAN = POINTER(Layer), POINTER(Step), POINTER(Plan)
+_COUNT_OF = ctypes.CFUNCTYPE(c_int32, _LAYER)
+_ATTEND = ctypes.CFUNCTYPE(None, _LAYER, _STEP, _PLAN, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_int32)
+
+
+class Library:
+    """The functions, those of one instruction set among them; calls let other threads of Python run."""
+
+    def __init__(self, library: ctypes.CDLL, chosen: _InstructionSet) -> None:
+        self.instruction_set = str(chosen.name.decode())
+        self.room, self.part = _COUNT_OF(chosen.room), _COUNT_OF(chosen.part)
+        self.attend = _ATTEND(chosen.attend)
+        self.plan_attention = library.plan_attention
+        self.plan_attention.argtypes = (_STEP, *[c_int32] * 5, c_void_p)
+        self.plan_attention.restype = PlanSize
+        self.write_pages = library.write_pages
+        self.write_pages.argtypes = (_LAYER, c_void_p, c_void_p, *[c_int64] * 4, c_void_p, c_int32, c_int32)
+        self.write_pages.restype = None
+
+
+def load_library(path: Path = LIBRARY) -> list[Library]:
+    """The library for each instruction set that this processor has, the best first.
+
+    Raises:
+        BackendUnavailableError: it was not compiled, or does not fit this package or process.
+    """
+    if not path.exists():
+        raise BackendUnavailableError("they were not compiled when this package was made, for want of a C++ compiler")
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BackendUnavailableError(f"{path.name} cannot be loaded ({error})") from error
+    if library.abi_version() != _ABI_VERSION:
+        raise BackendUnavailableError(f"{path.name} is of another version: compile it again, with `make native`")
+    library.instruction_set.argtypes, library.instruction_set.restype = (c_int32,), POINTER(_InstructionSet)
+    found: list[Library] = []
+    while chosen := library.instruction_set(len(found)):
+        found.append(Library(library, chosen.contents))
+    return found

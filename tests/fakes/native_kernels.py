@@ -1,0 +1,27 @@
+"""The compiled kernels of the CPU, for tests that do without them where there was no compiler."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pagefleet_engine.attention.native_backend import NativeBackend
+from pagefleet_engine.core.kv_groups import KVGroups
+from pagefleet_kernels.errors import BackendUnavailableError
+from pagefleet_kernels.layout import KVLayout
+from pagefleet_kernels.native.library import Library, load_library
+
+
+def native_libraries() -> list[Library]:
+    """One for each instruction set that this processor has; none where they were not compiled."""
+    try:
+        return load_library()
+    except BackendUnavailableError:
+        return []
+
+
+def native_backend(pool: torch.Tensor, layout: KVLayout, groups: KVGroups) -> NativeBackend:
+    """Skips the test where there are none."""
+    libraries = native_libraries()
+    if not libraries:
+        pytest.skip("the kernels of the CPU were not compiled")
+    return NativeBackend(pool, layout, groups, libraries[0])

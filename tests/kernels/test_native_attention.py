@@ -1,0 +1,172 @@
+"""The compiled kernels of the CPU against the torch twins, for every instruction set that this processor has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pagefleet_engine.worker.native import native_library
+from pagefleet_kernels.errors import BackendUnavailableError, UnsupportedShapeError
+from pagefleet_kernels.kv_cache import write_kv
+from pagefleet_kernels.layout import KVLayout
+from pagefleet_kernels.native.attention import LayerPages, PagedStep, attend, plan_attention, write_pages
+from pagefleet_kernels.native.library import Library, load_library
+from pagefleet_kernels.reference_attention import varlen_attention
+from pagefleet_kernels.score_rule import ScoreRule
+
+from tests.example_counts import examples
+from tests.fakes.native_kernels import native_libraries
+
+SETS = {library.instruction_set: library for library in native_libraries()}
+
+pytestmark = pytest.mark.skipif(not SETS, reason="the kernels of the CPU were not compiled")
+
+
+@pytest.fixture(params=[*SETS] or ["none"])
+def library(request: pytest.FixtureRequest) -> Library:
+    return SETS[request.param]
+
+
+def run(library: Library, batch: Any, rule: ScoreRule, num_threads: int = 2) -> torch.Tensor:
+    pages = LayerPages(batch.kv_cache, batch.q_TNH.shape[1], rule)
+    step = PagedStep(batch.block_tables_SB, batch.query_start_loc_S1, batch.seq_lens_S)
+    plan = plan_attention(library, pages, step, num_threads)
+    out = attend(library, pages, step, plan, batch.q_TNH)
+    again = attend(library, pages, step, plan, batch.q_TNH)
+    torch.testing.assert_close(again, out, rtol=0, atol=0, equal_nan=True)  # whichever thread did what
+    return out
+
+
+def check(library: Library, batch: Any, rule: ScoreRule, num_threads: int = 2) -> None:
+    out = run(library, batch, rule, num_threads)
+    tables = batch.block_tables_SB, batch.query_start_loc_S1, batch.seq_lens_S
+    exact = batch.q_TNH.float(), batch.kv_cache.float()
+    expected = varlen_attention(*exact, *tables, rule, batch.max_query_len)
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 1.6e-2}[out.dtype]
+    torch.testing.assert_close(out.float(), expected, rtol=tolerance, atol=tolerance)
+
+
+MIXES = [
+    [(1, 1)],
+    [(1, 700)],
+    [(5, 5)],
+    [(70, 70)],
+    [(1, 40), (1, 3), (1, 129)],
+    [(33, 150), (1, 65), (9, 9), (130, 131)],
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("lens", MIXES, ids=str)
+def test_plain(library: Library, lens: Any, dtype: torch.dtype, make_batch: Callable[..., Any]) -> None:
+    batch = make_batch(lens, dtype=dtype)
+    check(library, batch, ScoreRule(scale=batch.scale))
+
+
+def test_few_long_rows_are_shared_out(library: Library, make_batch: Callable[..., Any]) -> None:
+    batch = make_batch([(1, 3000), (2, 1500)], heads=(3, 1))
+    rule = ScoreRule(scale=batch.scale, sinks_N=torch.tensor([0.3, -1.0, 2.0]))
+    pages = LayerPages(batch.kv_cache, 3, rule)
+    step = PagedStep(batch.block_tables_SB, batch.query_start_loc_S1, batch.seq_lens_S)
+    plan = plan_attention(library, pages, step, 4)
+    assert plan.threads == 4
+    assert plan.plan.num_tasks > 8
+    for threads in (1, 2, 4):
+        check(library, batch, rule, threads)
+
+
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_rule_and_shape(library: Library, make_batch: Callable[..., Any], data: st.DataObject) -> None:
+    draw = data.draw
+    group, kv_heads = draw(st.sampled_from([1, 2, 3, 7, 12])), draw(st.integers(1, 3))
+    lens = draw(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 200)), min_size=1, max_size=4))
+    dtype = draw(st.sampled_from([torch.float32, torch.bfloat16]))
+    batch = make_batch(
+        [(new, new + computed) for new, computed in lens],
+        heads=(group * kv_heads, kv_heads),
+        head_dim=draw(st.sampled_from([8, 16, 20, 64, 80, 96, 128])),
+        block_size=draw(st.sampled_from([1, 8, 16, 24, 64])),
+        dtype=dtype,
+        seed=draw(st.integers(0, 100)),
+    )
+    per_head = torch.linspace(-1.0, 2.0, group * kv_heads)
+    rule = ScoreRule(
+        scale=batch.scale,
+        window=draw(st.none() | st.integers(1, 90)),
+        chunk=draw(st.none() | st.integers(1, 90)),
+        softcap=draw(st.none() | st.just(1.5)),
+        sinks_N=per_head if draw(st.booleans()) else None,
+        alibi_slopes_N=per_head.abs() if draw(st.booleans()) else None,
+    )
+    check(library, batch, rule, draw(st.integers(1, 4)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_is_no_number_stays_with_its_own_row(
+    library: Library, dtype: torch.dtype, make_batch: Callable[..., Any]
+) -> None:
+    batch = make_batch([(1, 600), (3, 90), (1, 700)], dtype=dtype)
+    clean = run(library, batch, ScoreRule(scale=batch.scale))
+    batch.q_TNH[0] = float("nan")
+    batch.q_TNH[2, 1, 3] = float("inf")
+    out = run(library, batch, ScoreRule(scale=batch.scale))
+    assert out[0].isnan().all()
+    assert out[2, 1].isnan().all()
+    assert torch.equal(out[3:], clean[3:])
+    assert torch.equal(out[1], clean[1])
+
+
+def test_a_row_without_context_gives_zeros(library: Library, make_batch: Callable[..., Any]) -> None:
+    batch = make_batch([(1, 5), (1, 8)])
+    batch.seq_lens_S[1] = 0
+    out = run(library, batch, ScoreRule(scale=batch.scale))
+    assert out[0].any()
+    assert not out[1].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("num_tokens", [1, 7, 700])
+def test_writes_as_the_twin(library: Library, num_tokens: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layout = KVLayout(50, 2, 3, 16, 40)
+    pools = torch.zeros(layout.shape, dtype=dtype), torch.zeros(layout.shape, dtype=dtype)
+    of_layer, expected = (layout.layer_view(pool, 1) for pool in pools)
+    projected = torch.randn(num_tokens, 8, 40).to(dtype)
+    k, v = projected[:, 2:5], projected[:, 5:]
+    slots = torch.randperm(800)[:num_tokens]
+    slots[::5] = -1
+    write_pages(library, LayerPages(of_layer, 3, ScoreRule(scale=1.0)), k, v, slots, 2)
+    write_kv(k, v, expected, slots, backend="torch")
+    assert torch.equal(*pools)
+
+
+def test_pages_that_they_do_not_read_are_refused() -> None:
+    for dtype, heads in ((torch.float16, 4), (torch.float32, 3)):
+        with pytest.raises(UnsupportedShapeError):
+            LayerPages(torch.zeros(4, 2, 2, 8, 16, dtype=dtype), heads, ScoreRule(scale=1.0))
+
+
+def test_a_library_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    with pytest.raises(BackendUnavailableError, match=r"not compiled.* for want of a C"):
+        load_library(tmp_path / "none.so")
+    (broken := tmp_path / "broken.so").write_bytes(b"no library")
+    with pytest.raises(BackendUnavailableError, match=r"broken\.so cannot be loaded"):
+        load_library(broken)
+
+
+def test_a_worker_says_what_it_computes_with(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        assert native_library(torch.device("cpu"), enabled=False) is None
+        assert native_library(torch.device("cuda"), enabled=True) is None
+        best = native_library(torch.device("cpu"), enabled=True)
+    assert best is not None
+    assert [record.message for record in caplog.records] == [
+        "torch computes in the place of compiled kernels: --no-native-kernels",
+        f"compiled kernels: {best.instruction_set}",
+    ]
