@@ -93,26 +93,16 @@ template <class T> struct Tile {
         for (int first = task.key_begin; first < task.key_end; now ^= 1) {
             int next = first + count, next_count = task.key_end - next < KEYS ? task.key_end - next : KEYS;
             if (next_count > 0) find(next, next_count, keys[now ^ 1], values[now ^ 1], zeros);
-            int columns = rounded_up(count, LANES);
-            for (int t = 0; t < columns; t += LANES) {
-                if (next_count > t) prefetch(keys[now ^ 1] + t, next_count - t);
-                lay_out_keys<Units>(keys[now] + t, layer->head_dim, memory + room.keys + t, KEYS);
-            }
+            int columns = rounded_up(count, LANES), then = next_count == count ? now ^ 1 : now;
+            for (int t = 0; t < columns; t += LANES)
+                lay_out_keys<Units>(keys[now] + t, keys[then] + t, layer->head_dim, memory + room.keys + t, KEYS);
             product<Units>(memory + room.queries, room.depth, Whole{memory + room.keys, KEYS}, room.depth,
                            floats(room.scores), KEYS, rows, columns, false);
             for (int r = 0; r < rows; r++) weigh(r, first, count);
-            for (int t = 0; t < columns; t += LANES)
-                if (next_count > t) prefetch(values[now ^ 1] + t, next_count - t);
-            add_values(values[now], columns);
+            add_values(values[now], values[then], columns);
             first = next;
             count = next_count;
         }
-    }
-
-    void prefetch(const T *const *rows, int count) {
-        for (int i = 0; i < count && i < LANES; i++)
-            for (int at = 0; at < layer->head_dim * (int)sizeof(T); at += 64)
-                __builtin_prefetch((const char *)rows[i] + at, 0, 2);
     }
 
     // Scores of a row become weights; its sums so far are scaled to the new maximum.
@@ -167,17 +157,19 @@ template <class T> struct Tile {
         *total += sum_of(sum);
     }
 
-    void add_values(const T *const *values, int columns) {
+    void add_values(const T *const *values, const T *const *next, int columns) {
         uint32_t *weights = memory + room.scores;
         float *sums = floats(room.sums);
         if (sizeof(T) == sizeof(float) && layer->head_dim == room.width) {  // they are what is multiplied
+            for (int t = 0; t < columns; t++)
+                for (int at = 0; at < layer->head_dim; at += 16) ask_for(next[t] + at);
             Scattered rows_of_pages{(const uint32_t *const *)values};
             product<Units>(weights, KEYS, rows_of_pages, columns, sums, room.width, rows, room.width, true);
             return;
         }
         uint32_t *to = memory + room.values;
         for (int t = 0; t < columns; t += Units::size, to += room.width)
-            lay_out_values<Units>(values + t, layer->head_dim, to);
+            lay_out_values(Units(), values + t, next + t, layer->head_dim, to);
         product<Units>(weights, KEYS, Whole{memory + room.values, room.width}, columns / Units::size, sums, room.width,
                        rows, room.width, true);
     }

@@ -104,45 +104,83 @@ INLINE void product(
 
 INLINE int rounded_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// LANES units of a row from element `at` on, zeros after its end.
-template <class Units, class T> INLINE vi units_of(const T *row, int at, int length) {
-    if (Units::size == 1) return (vi)load_some(row + at, length - at);
-    vi x = {};
-    int bytes = (length - at) * (int)sizeof(T);
-    if (bytes >= (int)sizeof x)
-        memcpy(&x, row + at, sizeof x);
-    else
-        memcpy(&x, row + at, bytes);
-    return x;
+// LANES units of a row from p on, of which `left` elements are there; zeros after them.
+template <class Units, class T> INLINE vi units_of(const T *p, int left) {
+    if (left >= LANES * Units::size) {
+        if (Units::size == 1) return (vi)load(p);
+        vi x;
+        memcpy(&x, p, sizeof x);
+        return x;
+    }
+    T some[LANES * Units::size] = {};
+    for (int i = 0; i < left; i++) some[i] = p[i];
+    return units_of<Units>(some, LANES * Units::size);
 }
 
 // Queries as the left matrix: a row of units.
 template <class Units, class T> INLINE void lay_out_row(const T *row, int length, uint32_t *to) {
     for (int at = 0; at < length; at += LANES * Units::size, to += LANES) {
-        vi units = units_of<Units>(row, at, length);
+        vi units = units_of<Units>(row + at, length - at);
         memcpy(to, &units, sizeof units);
     }
 }
 
-// Keys as the right matrix: LANES rows become columns, `stride` units from one unit of a key to the next.
-template <class Units, class T> INLINE void lay_out_keys(const T *const *rows, int length, uint32_t *to, int stride) {
-    for (int at = 0; at < length; at += LANES * Units::size) {
-        vi block[LANES];
-        for (int i = 0; i < LANES; i++) block[i] = units_of<Units>(rows[i], at, length);
-        transpose(block);
-        for (int i = 0; i < LANES; i++, to += stride) memcpy(to, &block[i], sizeof block[i]);
+// Asks for the memory at p, which is needed soon.
+INLINE void ask_for(const void *p) { __builtin_prefetch(p, 0, 3); }
+
+template <class Units, class T>
+INLINE void lay_out_keys_at(const T *const *rows, const T *const *next, int at, int left, uint32_t *to, int stride) {
+    vi block[LANES];
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) {
+        block[i] = units_of<Units>(rows[i] + at, left);
+        ask_for(next[i] + at);
     }
+    transpose(block);
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) memcpy(to + i * stride, &block[i], sizeof block[i]);
 }
 
-// Values as the right matrix: a unit is one row, or two interleaved.
-template <class Units, class T> INLINE void lay_out_values(const T *const *rows, int length, uint32_t *to) {
+// Keys as the right matrix: LANES rows become columns, `stride` units from one unit of a key to the next. Along the way
+// the rows that come `next` are asked for: all at once would wait for each other.
+template <class Units, class T>
+INLINE void lay_out_keys(const T *const *rows, const T *const *next, int length, uint32_t *to, int stride) {
+    const int step = LANES * Units::size;
+    int at = 0;
+    for (; at + step <= length; at += step, to += LANES * stride) lay_out_keys_at<Units>(rows, next, at, step, to, stride);
+    if (at < length) lay_out_keys_at<Units>(rows, next, at, length - at, to, stride);
+}
+
+// Values as the right matrix: a unit is one number of a row, or of two rows.
+template <class T>
+INLINE void lay_out_values(Singles, const T *const *rows, const T *const *next, int length, uint32_t *to) {
     for (int at = 0; at < length; at += LANES, to += LANES) {
-        vi units = (vi)load_some(rows[0] + at, length - at);
-        // bfloat16 widened has its bits in the upper half
-        if (Units::size == 2) units = (vi)((vu)units >> 16) | (vi)load_some(rows[1] + at, length - at);
-        memcpy(to, &units, sizeof units);
+        ask_for(next[0] + at);
+        vf x = load_some(rows[0] + at, length - at);
+        memcpy(to, &x, sizeof x);
     }
 }
+#if defined(__AVX512BF16__)
+INLINE void lay_out_values(Pairs, const bf16 *const *rows, const bf16 *const *next, int length, uint32_t *to) {
+    __m512i order;  // one of the lower half, one of the upper
+    uint16_t turns[32];
+    for (int i = 0; i < 32; i++) turns[i] = i / 2 + i % 2 * 16;
+    memcpy(&order, turns, sizeof order);
+    for (int at = 0; at < length; at += LANES, to += LANES) {
+        ask_for(next[at / LANES % 2] + at);
+        bf16 some[2][LANES];
+        const bf16 *first = rows[0] + at, *second = rows[1] + at;
+        if (length - at < LANES) {
+            memset(some, 0, sizeof some);
+            for (int i = 0; i < length - at; i++) some[0][i] = first[i], some[1][i] = second[i];
+            first = some[0], second = some[1];
+        }
+        __m512i both = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)first));
+        both = _mm512_inserti64x4(both, _mm256_loadu_si256((const __m256i *)second), 1);
+        _mm512_storeu_si512(to, _mm512_permutexvar_epi16(order, both));
+    }
+}
+#endif
 
 // Weights of the softmax as the left matrix, in place of the floats or before them.
 INLINE void lay_out_weights(Singles, float *weights, int at, vf p) { store(weights + at, p); }

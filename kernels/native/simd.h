@@ -109,16 +109,32 @@ INLINE vf exp2_of(vf x) {
     return choose(tiny, (vf){}, y * (vf)exponent);
 }
 
+// What is left of four lanes; halves are taken together before.
+typedef float v4 __attribute__((vector_size(16)));
+
+#if LANES == 16
+INLINE v4 quarter(vf x, int i) { return i == 0 ? (v4)_mm512_extractf32x4_ps((__m512)x, 0) : i == 1 ? (v4)_mm512_extractf32x4_ps((__m512)x, 1) : i == 2 ? (v4)_mm512_extractf32x4_ps((__m512)x, 2) : (v4)_mm512_extractf32x4_ps((__m512)x, 3); }
+#elif LANES == 8
+INLINE v4 quarter(vf x, int i) { return i == 0 ? (v4)_mm256_extractf128_ps((__m256)x, 0) : (v4)_mm256_extractf128_ps((__m256)x, 1); }
+#else
+INLINE v4 quarter(vf x, int) { return x; }
+#endif
+
 INLINE float sum_of(vf x) {
-    float sum = 0.0f;
-    for (int i = 0; i < LANES; i++) sum += x[i];
-    return sum;
+    v4 sum = quarter(x, 0);
+    for (int i = 1; i < LANES / 4; i++) sum = sum + quarter(x, i);
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
+INLINE float larger(float x, float y) { return x > y ? x : y; }
+
 INLINE float max_of(vf x) {
-    float max = x[0];
-    for (int i = 1; i < LANES; i++) max = x[i] > max ? x[i] : max;
-    return max;
+    v4 most = quarter(x, 0);
+    for (int i = 1; i < LANES / 4; i++) {
+        v4 other = quarter(x, i);
+        most = other > most ? other : most;
+    }
+    return larger(larger(most[0], most[1]), larger(most[2], most[3]));
 }
 
 // Rows become columns.
