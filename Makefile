@@ -80,10 +80,10 @@ format: $(VENV)/installed-dev  ## Put the code into shape
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-rooms: $(VENV)/installed-dev  ## Print the files and lines of every room, and its budget
+rooms: $(VENV)/python  ## Print the files and lines of every room, and its budget
 	@$(BIN)/python -m tests.architecture.rooms
 
-budget: $(VENV)/installed-dev  ## Make today's sizes of the rooms their budget
+budget: $(VENV)/python  ## Make today's sizes of the rooms their budget
 	@$(BIN)/python -m tests.architecture.rooms --write
 
 native: $(VENV)/installed  ## Compile the kernels of the CPU again, and say why where that fails
