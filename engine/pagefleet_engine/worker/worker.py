@@ -95,8 +95,7 @@ class Worker:
         self._native = native_library(self._device, enabled=config.execution.native_kernels)
         self._dtype = resolve_dtype(config.model.dtype, arch.dtype, self._device)
         self._kv_dtype = torch.float8_e4m3fn if config.cache.kv_cache_dtype == "fp8" else self._dtype
-        parallel = config.parallel
-        self._balance = Balance(parallel.num_redundant_experts) if parallel.enable_eplb else None
+        self._balance = Balance(config.parallel.num_redundant_experts) if config.parallel.enable_eplb else None
         self._model = self._load(folder)
         self._balancer = self._make_balancer()
         if config.execution.compile:
