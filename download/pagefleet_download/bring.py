@@ -76,7 +76,7 @@ async def bring(uri: ModelUri, settings: DownloadSettings, caches: Caches, progr
         return Path(uri.local_path)
     if uri.scheme != "hf":
         name = folder_name(uri, settings.revision, settings.endpoint)
-        folder = caches.models / (f"{name}-text" if settings.text_only else name)
+        folder = caches.models / (name if settings.parts == "all" else f"{name}-{settings.parts}")
         try:
             await Download(uri, TargetFolder(folder), settings, progress).run()
         except OSError as error:
@@ -91,7 +91,7 @@ async def bring_from_hub(
     uri: ModelUri, settings: DownloadSettings, hub: Path, progress: ProgressMeter, again: bool = False
 ) -> tuple[Path, ModelFacts]:
     """`bring` for hf:// alone, into the cache `hub`; `again`: ask what the branch means, though it is here."""
-    cache = HubCache(hub, uri.path, settings.revision, not again, settings.text_only)
+    cache = HubCache(hub, uri.path, settings.revision, not again, settings.parts)
     try:
         facts = await _in_cache(cache, uri, settings, progress)
     except OSError as error:
@@ -177,7 +177,7 @@ async def bring_as_user(wish: Wish, environment: Mapping[str, str], progress: Pr
         DownloadError: as `bring`.
     """
     settings = settings_for(wish.uri.text, wish.revision, None, environment)
-    settings = replace(settings, patience=_WAITING, xet=HubXet(), text_only=wish.text_only)
+    settings = replace(settings, patience=_WAITING, xet=HubXet(), parts=wish.parts)
     caches = Caches(wish.folder, wish.folder) if wish.folder else caches_of(environment)
     return await bring(wish.uri, settings, caches, progress)
 

@@ -97,6 +97,8 @@ class Download:
                 return await self._bring(store, model)
 
     async def _finished(self) -> ModelFacts | None:
+        if self._settings.parts == "small" and self._source.scheme != "hf":
+            return None  # what the weights are read from later has to be what is here: no commit says so
         manifest = await asyncio.to_thread(self._folder.finished, self._uri, self._settings.revision)
         if manifest is None:
             return None
@@ -125,7 +127,8 @@ class Download:
         there |= await self._fetch(store, missing)
         progress.begin("verifying")
         files = tuple(there[file.name] for file in model.files)
-        manifest = Manifest(self._uri, self._settings.revision or "", files, model.facts)
+        streamed = self._settings.parts == "small"
+        manifest = Manifest(self._uri, self._settings.revision or "", files, model.facts, streamed)
         await _to_the_end(lambda: folder.install(manifest, before))
         return model.facts
 

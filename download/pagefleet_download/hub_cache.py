@@ -19,11 +19,21 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from pathlib import Path
 
 from pagefleet_download.errors import BadSettings, ModelNotFound
-from pagefleet_download.manifest import MANIFEST, TEXT_MANIFEST, InstalledFile, Manifest, decode, encode
+from pagefleet_download.manifest import (
+    MANIFEST,
+    STREAM_MANIFEST,
+    TEXT_MANIFEST,
+    InstalledFile,
+    Manifest,
+    decode,
+    encode,
+)
 from pagefleet_download.open_source import read_file
+from pagefleet_download.settings import Parts
 from pagefleet_download.source import Algorithm, Digest, Listing, RemoteFile
 from pagefleet_download.target_folder import read_small, regular_size, same_bytes, write_whole
 
+_MANIFESTS: Mapping[Parts, str] = {"all": MANIFEST, "text": TEXT_MANIFEST, "small": STREAM_MANIFEST}
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _REVISION = re.compile(r"(?!.*(\.\.|//|@\{))[\w][\w./+=@-]{0,199}(?<![./])", re.ASCII)
 _DIGESTS: Mapping[Algorithm, re.Pattern[str]] = {
@@ -36,9 +46,9 @@ class HubCache:
     """One repository in the cache, as a Target of downloads and, by `snapshot`, as a folder to load."""
 
     def __init__(
-        self, root: Path, repository: str, revision: str | None, settled: bool = True, text_only: bool = False
+        self, root: Path, repository: str, revision: str | None, settled: bool = True, parts: Parts = "all"
     ) -> None:
-        """`settled`: a branch keeps the commit that it means here. `text_only`: it is finished without weights too.
+        """`settled`: a branch keeps the commit that it means here. `parts`: it is finished with these.
 
         Raises:
             BadSettings: the revision can be no name of a branch, a tag or a commit.
@@ -49,7 +59,7 @@ class HubCache:
         self._repository = repository
         self._revision = revision or "main"
         self._settled = settled or bool(_COMMIT.fullmatch(self._revision))
-        self._text_only = text_only
+        self._manifest_name = _MANIFESTS[parts]
         self.path = root / f"models--{repository.replace('/', '--')}"
         self.lock_path = root / ".locks" / self.path.name / "pagefleet.lock"
 
@@ -75,7 +85,8 @@ class HubCache:
         commit = self.commit() if self._settled else None
         if commit is None:
             return None
-        names = (MANIFEST, TEXT_MANIFEST) if self._text_only else (MANIFEST,)
+        # A whole model has its text too.
+        names = {self._manifest_name, *([MANIFEST] if self._manifest_name == TEXT_MANIFEST else [])}
         return next((found for name in names if (found := self._finished(source, commit, name))), None)
 
     def _finished(self, source: str, commit: str, name: str) -> Manifest | None:
@@ -133,7 +144,7 @@ class HubCache:
             ref = self.path / "refs" / self._revision
             ref.parent.mkdir(parents=True, exist_ok=True)
             write_whole(ref, commit.encode())
-        write_whole(folder / (TEXT_MANIFEST if self._text_only else MANIFEST), encode(manifest))
+        write_whole(folder / self._manifest_name, encode(manifest))
 
     def local_copy(self) -> SnapshotSource:
         """What is here of the revision, read without the hub.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 import msgspec
@@ -11,7 +11,8 @@ from pagefleet_protocol.model_facts import ModelFacts
 
 MANIFEST = ".pagefleet.json"
 TEXT_MANIFEST = ".pagefleet.text.json"
-"""Where what is finished has no weights, in a folder that may get some."""
+STREAM_MANIFEST = ".pagefleet.streamed.json"
+"""Where what is finished has no weights, in a folder that may get some: text alone, or all but weights."""
 FORMAT_VERSION = 1
 
 T = TypeVar("T", "Manifest", "Journal")
@@ -40,6 +41,8 @@ class Manifest(msgspec.Struct, frozen=True):
     """The revision that was asked for, e.g. a branch; empty for the main one."""
     files: tuple[InstalledFile, ...]
     facts: ModelFacts
+    streamed: bool = False
+    """The weights stayed where they were, and are read from there."""
     format: int = FORMAT_VERSION
 
     def answers(self, source: str, revision: str | None) -> bool:
@@ -73,6 +76,17 @@ def decode(data: bytes, kind: type[T]) -> T | None:
         return None
     known = document.format == FORMAT_VERSION and all(map(_lies_in_the_folder, _names(document)))
     return document if known else None
+
+
+def streamed_from(folder: Path) -> Manifest | None:
+    """Where the weights are of a model of which the folder has all else; None where it says nothing of the kind."""
+    for name in (STREAM_MANIFEST, MANIFEST):
+        path = folder / name
+        data = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+        manifest = decode(data, Manifest)
+        if manifest is not None and manifest.streamed:
+            return manifest
+    return None
 
 
 def _names(document: Manifest | Journal) -> tuple[str, ...]:

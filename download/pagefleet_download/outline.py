@@ -53,13 +53,13 @@ async def outline(source: ModelSource, settings: DownloadSettings) -> ModelOutli
     listing = await persist(lambda: _list(source, settings), settings)
     names = top_names(file.name for file in listing.files)
     found = {file.name: file for file in listing.files}
-    if settings.text_only:
+    if settings.parts == "text":
         return _text_outline(listing.revision, names, found)
     check_config(names)
     shape, quantization = _read_config(await read_json(source, found[CONFIG], _MAX_CONFIG_BYTES, settings))
-    index = await read_json(source, found[INDEX], MAX_INDEX_BYTES, settings) if INDEX in names else None
-    weights = [found[name] for name in choose_weights(names, index)]
-    wanted = tuple(found[name] for name in companions(names)) + tuple(weights)
+    weights = await _weights(source, names, found, settings)
+    kept = tuple(weights) if settings.parts == "all" else ()
+    wanted = tuple(found[name] for name in companions(names)) + kept
     windows = [window for window in shape.kept_windows if window is not None]
     weights_bytes, expert_bytes = await _weights_bytes(source, weights, settings, mixture=shape.num_experts > 0)
     facts = ModelFacts(
@@ -83,6 +83,24 @@ async def outline(source: ModelSource, settings: DownloadSettings) -> ModelOutli
         default_length=0 if shape.default_length == shape.context_length else shape.default_length,
     )
     return ModelOutline(wanted, facts)
+
+
+async def weights_of(source: ModelSource, settings: DownloadSettings) -> tuple[str, tuple[RemoteFile, ...]]:
+    """Return the revision of a model, and the files of its weights.
+
+    Raises:
+        DownloadError: as `outline`.
+    """
+    listing = await persist(lambda: _list(source, settings), settings)
+    found = {file.name: file for file in listing.files}
+    return listing.revision, tuple(await _weights(source, top_names(found), found, settings))
+
+
+async def _weights(
+    source: ModelSource, names: list[str], found: Mapping[str, RemoteFile], settings: DownloadSettings
+) -> list[RemoteFile]:
+    index = await read_json(source, found[INDEX], MAX_INDEX_BYTES, settings) if INDEX in names else None
+    return [found[name] for name in choose_weights(names, index)]
 
 
 def _text_outline(revision: str, names: list[str], found: Mapping[str, RemoteFile]) -> ModelOutline:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from pagefleet_protocol.model_uri import ModelUri
 
@@ -21,6 +22,11 @@ _ENDPOINTS = {
 _TOKENS = {"hf": "HF_TOKEN", "modelscope": "MODELSCOPE_API_TOKEN"}
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _TRUE = ("1", "ON", "YES", "TRUE")
+
+
+Parts = Literal["all", "text", "small"]
+"""Of a model. text: tokenizer, chat template and configurations, of what may be no model; small: all but weights, which
+stay where they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +72,7 @@ class DownloadSettings:
     """Of the hub. The stores' libraries find their own credentials in the environment."""
     offline: bool = False
     """Ask no hub: HF_HUB_OFFLINE is set."""
-    text_only: bool = False
-    """Tokenizer, chat template and configurations, and no weights."""
+    parts: Parts = "all"
     xet: XetLibrary | None = None
     """Another way for large files of the well-known hub. A job in a cluster has none: its memory is counted."""
     web_identity: bool = False
@@ -83,8 +88,7 @@ class Wish:
 
     uri: ModelUri
     revision: str | None = None
-    text_only: bool = False
-    """Of a model the tokenizer, the chat template and the configurations alone."""
+    parts: Parts = "all"
     folder: Path | None = None
     """For what is downloaded, in place of the user's caches."""
 

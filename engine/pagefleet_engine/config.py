@@ -43,7 +43,8 @@ DType = Annotated[
         }
     ),
 ]
-LoadFormat = Literal["auto", "safetensors", "dummy"]
+STREAMED = "runai_streamer"
+LoadFormat = Literal["auto", "safetensors", "dummy", "runai_streamer"]
 Policy = Literal["fcfs", "priority"]
 Device = Literal["auto", "cpu", "cuda"]
 Quantization = Literal["fp8"]
@@ -94,7 +95,8 @@ class ModelConfig:
     """auto: requests that do not say how to sample get what the model's generation_config.json recommends; a folder:
     what the one in there does; vllm, none: OpenAI's defaults."""
     load_format: LoadFormat = "auto"
-    """dummy: random weights, for measuring without a checkpoint."""
+    """dummy: random weights, for measuring without a checkpoint. runai_streamer: weights of a store are read from there
+    into place, with no copy on disk; by pagefleet's own code."""
     seed: int = 0
     """Of dummy weights, and of sampling without a seed of its own."""
     device: Device = "auto"

@@ -14,13 +14,13 @@ from typing import TextIO
 
 from pagefleet_download.errors import DownloadError
 from pagefleet_download.progress import DownloadProgress, ProgressMeter
-from pagefleet_download.settings import Wish
+from pagefleet_download.settings import Parts, Wish
 from pagefleet_protocol.model_uri import ModelUri, model_named
 from pydantic_core import PydanticCustomError
 from tqdm import tqdm
 
 from pagefleet_engine.builtin import builtin_model_path
-from pagefleet_engine.config import EngineConfig
+from pagefleet_engine.config import STREAMED, EngineConfig
 from pagefleet_engine.errors import ConfigError, ModelLoadError
 
 _LOOK_S = 0.1
@@ -94,7 +94,7 @@ class _Order:
     def filled(self, config: EngineConfig, folder: Path) -> EngineConfig:
         """Return the configuration with the folder for the name."""
         model, uri = config.model, self.wish.uri
-        if self.wish.text_only:
+        if self.wish.parts == "text":
             return replace(config, model=replace(model, tokenizer=str(folder), tokenizer_revision=None))
         last = re.split("[:@]", uri.path.rstrip("/").rpartition("/")[2])[0]  # of an image without its tag
         names = model.served_model_name or (f"{uri.path},{last}" if uri.has_revisions else last)
@@ -109,12 +109,16 @@ def _orders(config: EngineConfig, environment: Mapping[str, str]) -> list[_Order
     """
     model, found = config.model, []
     folder = Path(model.download_dir).expanduser() if model.download_dir else None
-    for name, uri, revision, text_only in (
-        (model.tokenizer or model.model, named_tokenizer(config, environment), model.tokenizer_revision, True),
-        (model.model, named_model(config, environment), model.revision, False),
-    ):
+    whole: Parts = "small" if model.load_format == STREAMED else "all"
+    wanted: list[tuple[str, ModelUri | None, str | None, Parts]] = [
+        (model.tokenizer or model.model, named_tokenizer(config, environment), model.tokenizer_revision, "text"),
+        (model.model, named_model(config, environment), model.revision, whole),
+    ]
+    for name, uri, revision, parts in wanted:
         if uri is not None and uri.fetchable:
-            found.append(_Order(name, Wish(uri=uri, revision=revision, text_only=text_only, folder=folder)))
+            found.append(_Order(name, Wish(uri=uri, revision=revision, parts=parts, folder=folder)))
+    if whole == "small" and model.hf_token:
+        raise ConfigError("hf_token is not passed on to who streams weights: set the variable HF_TOKEN instead")
     return found
 
 
@@ -125,7 +129,7 @@ def _told(order: _Order) -> Iterator[None]:
         yield
     except DownloadError as error:
         hint = "" if "://" in name else f" (there is no folder {name} here either)"
-        what = "tokenizer " if order.wish.text_only else ""
+        what = "tokenizer " if order.wish.parts == "text" else ""
         raise ModelLoadError(f"{what}{name}: {error}{hint}") from error
 
 

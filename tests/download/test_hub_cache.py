@@ -220,29 +220,29 @@ def test_a_link_out_of_the_cache_is_refused(hub: HubServer, root: Path, tmp_path
 def test_a_tokenizer_alone_needs_no_weights(hub: HubServer, root: Path) -> None:
     files = {name: data for name, data in sharded().items() if not name.endswith(".safetensors")}
     hub.repositories["org/model"].commit(files)
-    folder = have(root, fast(endpoint=hub.url, text_only=True))
+    folder = have(root, fast(endpoint=hub.url, parts="text"))
     assert visible(folder) == {name for name in WANTED if name in files and "index" not in name}
     hub.seen.clear()
-    assert have(root, fast(endpoint=hub.url, text_only=True)) == folder
+    assert have(root, fast(endpoint=hub.url, parts="text")) == folder
     assert hub.seen == []
 
 
 def test_a_tokenizer_is_no_whole_model_and_a_model_has_its_tokenizer(hub: HubServer, root: Path) -> None:
     hub.repositories["org/model"].commit(sharded())
-    folder = have(root, fast(endpoint=hub.url, text_only=True))
+    folder = have(root, fast(endpoint=hub.url, parts="text"))
     assert visible(folder) < WANTED
     assert have(root, fast(endpoint=hub.url)) == folder
     assert visible(folder) == WANTED
     (folder / TEXT_MANIFEST).unlink()
     hub.seen.clear()
-    have(root, fast(endpoint=hub.url, text_only=True))
+    have(root, fast(endpoint=hub.url, parts="text"))
     assert hub.seen == []
 
 
 def test_a_repository_without_tokenizer_is_no_tokenizer(hub: HubServer, root: Path) -> None:
     hub.repositories["org/model"].commit({"config.json": b"{}"})
     with pytest.raises(BadModel, match=r"no tokenizer\.json and no tokenizer\.model: name a repository or folder"):
-        have(root, fast(endpoint=hub.url, text_only=True))
+        have(root, fast(endpoint=hub.url, parts="text"))
 
 
 @pytest.mark.fleet

@@ -11,9 +11,10 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from pagefleet_download.manifest import streamed_from
 from pagefleet_protocol.kv_blob import KvShape
 
-from pagefleet_engine.config import EngineConfig
+from pagefleet_engine.config import STREAMED, EngineConfig
 from pagefleet_engine.core.kv_cache import ONE_GROUP
 from pagefleet_engine.core.kv_groups import KVGroups, stage_slots
 from pagefleet_engine.loader.checkpoint import checkpoint_files
@@ -72,6 +73,9 @@ def _model_digest(config: EngineConfig, model: LoadedModel) -> str:
     digest = hashlib.sha256(repr((facts, model.scope, config.model.quantization)).encode())
     if config.model.load_format == "dummy":
         digest.update(f"dummy weights of seed {config.model.seed}".encode())
+        return digest.hexdigest()
+    if config.model.load_format == STREAMED and (elsewhere := streamed_from(model.folder)) is not None:
+        digest.update(f"{elsewhere.source} {elsewhere.facts.revision}".encode())
         return digest.hexdigest()
     for file in sorted(checkpoint_files(model.folder)):
         size = file.stat().st_size

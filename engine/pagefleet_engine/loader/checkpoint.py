@@ -6,12 +6,15 @@ A damaged, incomplete or foreign checkpoint becomes one line that names the file
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from safetensors import SafetensorError, safe_open
 
 from pagefleet_engine.errors import ModelLoadError
+from pagefleet_engine.loader.readers import Readable
 from pagefleet_engine.models.config_file import read_json
 
 _INDEX = "model.safetensors.index.json"
@@ -33,8 +36,33 @@ def checkpoint_files(folder: Path) -> dict[Path, frozenset[str] | None]:
     raise ModelLoadError(_no_weights(folder))
 
 
+class TensorSource(Protocol):
+    """One safetensors file, wherever it is: what its header says, and the way to its numbers."""
+
+    path: Path
+    """For messages; of a file of another place its name."""
+    names: list[str]
+    """Tensors in the order in which they lie in the file."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor, from the header, as the next two."""
+        ...
+
+    def dtype(self, name: str) -> str:
+        """As safetensors spells it, e.g. BF16."""
+        ...
+
+    def offset(self, name: str) -> int:
+        """Of the tensor's first byte in the file."""
+        ...
+
+    def opened(self) -> AbstractContextManager[Readable]:
+        """What a reader takes, for as long as the context lasts."""
+        ...
+
+
 class TensorFile:
-    """One safetensors file's header, checked against the file."""
+    """One safetensors file's header, checked against the file; a `TensorSource`."""
 
     def __init__(self, path: Path, wanted: frozenset[str] | None) -> None:
         """Raises ModelLoadError when the file is damaged or lacks a tensor that the index puts there."""
@@ -42,7 +70,7 @@ class TensorFile:
         try:
             with safe_open(path, framework="pt", device="cpu") as file:  # checks lengths, offsets and types
                 self.names: list[str] = list(file.offset_keys())
-                """Tensors in the order in which they lie on disk."""
+                """See TensorSource."""
             self._start, self._header = _read_header(path)
         except (SafetensorError, OSError) as error:
             size = path.stat().st_size if path.exists() else 0
@@ -53,16 +81,22 @@ class TensorFile:
         if absent:
             raise ModelLoadError(f"{path} lacks {name_some(absent)}, which {_INDEX} puts there: download both again")
 
+    @contextmanager
+    def opened(self) -> Iterator[int]:
+        """See TensorSource."""
+        with self.path.open("rb") as file:
+            yield file.fileno()
+
     def shape(self, name: str) -> tuple[int, ...]:
-        """From the header, as all of these."""
+        """See TensorSource."""
         return tuple(self._header[name]["shape"])
 
     def dtype(self, name: str) -> str:
-        """As safetensors spells it, e.g. BF16."""
+        """See TensorSource."""
         return str(self._header[name]["dtype"])
 
     def offset(self, name: str) -> int:
-        """Of the tensor's first byte in the file."""
+        """See TensorSource."""
         return self._start + int(self._header[name]["data_offsets"][0])
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pagefleet_download.manifest import streamed_from
 from torch import Tensor
 
-from pagefleet_engine.config import DType, LoadFormat
+from pagefleet_engine.config import STREAMED, DType, LoadFormat
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.quantization.form import describe_forms
 from pagefleet_engine.layers.quantization_scheme import STORAGE
@@ -82,7 +83,8 @@ def load_model(
     seed: int,
     count: Count = count_for_nobody,
 ) -> Model:
-    """Build the model and fill it: from the folder's safetensors files, or for `dummy` with random weights of `seed`.
+    """Build the model and fill it: from the folder's safetensors files, wherever it says that they are, or for `dummy`
+    with random weights of `seed`.
 
     What is quantized is up to the arch, not the placement. `count` is called as weights come.
 
@@ -105,7 +107,8 @@ def load_model(
         has_all = placement.layers is None and not placement.expert_parallel
         elsewhere = () if has_all else weight_map(_whole(arch, placement).weights()).keys()
         names = ForeignNames(arch.unused_weights, elsewhere)
-        fill_from_safetensors(folder, destinations, arch.tie_word_embeddings, count, names)
+        streamed = load_format == STREAMED and streamed_from(folder) is not None
+        fill_from_safetensors(folder, destinations, arch.tie_word_embeddings, count, names, streamed)
     return model
 
 

@@ -19,6 +19,18 @@ from pagefleet_engine.loader.weight_map import Destination
 _MOST_WASTE = 2.0
 
 
+class Pieces(Protocol):
+    """A file that is not on this machine."""
+
+    def fill(self, view: memoryview, offset: int) -> None:
+        """Read the bytes from `offset` on into all of `view`; raises OSError."""
+        ...
+
+
+Readable = int | Pieces
+"""An open file descriptor, or what takes its place."""
+
+
 class Scratch:
     """Lends memory to tensors that are copied soon; others get memory of their own."""
 
@@ -66,8 +78,8 @@ class Reader(Protocol):
         """Where the destination's numbers are about to be read into."""
         ...
 
-    def read(self, file: int, offset: int, stored: torch.dtype, room: Tensor, stride: int | None = None) -> None:
-        """Fill `room` (at most PIECE_BYTES as stored) with numbers of type `stored` from the file descriptor.
+    def read(self, file: Readable, offset: int, stored: torch.dtype, room: Tensor, stride: int | None = None) -> None:
+        """Fill `room` (at most PIECE_BYTES as stored) with numbers of type `stored` from the file.
 
         `stride`: bytes in the file from one of its rows, each of them contiguous, to the next; None: they follow each
         other, in the room too.
@@ -101,7 +113,7 @@ class HostReader:
         return destination.weight.room(destination.part, self._scratch.make)
 
     @torch.inference_mode()
-    def read(self, file: int, offset: int, stored: torch.dtype, room: Tensor, stride: int | None = None) -> None:
+    def read(self, file: Readable, offset: int, stored: torch.dtype, room: Tensor, stride: int | None = None) -> None:
         """See Reader."""
         if stored == room.dtype:
             read_into(file, offset, room, stride)
@@ -143,7 +155,7 @@ class PinnedReader:
         return room
 
     @torch.inference_mode()
-    def read(self, file: int, offset: int, stored: torch.dtype, room: Tensor, stride: int | None = None) -> None:
+    def read(self, file: Readable, offset: int, stored: torch.dtype, room: Tensor, stride: int | None = None) -> None:
         """See Reader."""
         buffer, copied = self._buffers.get()
         try:
@@ -170,7 +182,7 @@ def reader_for(device: torch.device) -> Reader:
     return PinnedReader(device) if device.type == "cuda" else HostReader()
 
 
-def read_into(file: int, offset: int, target: Tensor, stride: int | None = None) -> None:
+def read_into(file: Readable, offset: int, target: Tensor, stride: int | None = None) -> None:
     """Fill a tensor in this machine's memory with the file's bytes from `offset` on, a contiguous one; or with a
     `stride` one of contiguous rows, each so many bytes further on than the one before. What lies between is not read.
 
@@ -184,7 +196,10 @@ def read_into(file: int, offset: int, target: Tensor, stride: int | None = None)
         _read_all(file, offset + number * stride, row.data)
 
 
-def _read_all(file: int, offset: int, view: memoryview) -> None:
+def _read_all(file: Readable, offset: int, view: memoryview) -> None:
+    if not isinstance(file, int):
+        file.fill(view, offset)
+        return
     while view:
         count = os.preadv(file, [view], offset)
         if count == 0:

@@ -14,7 +14,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +24,8 @@ from torch import Tensor
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.shard import Shard, shard_of
 from pagefleet_engine.layers.weight import UnusableTensorError, same_shape
-from pagefleet_engine.loader.checkpoint import TensorFile, checkpoint_files, name_some
-from pagefleet_engine.loader.readers import PIECE_BYTES, Reader, reader_for
+from pagefleet_engine.loader.checkpoint import TensorFile, TensorSource, checkpoint_files, name_some
+from pagefleet_engine.loader.readers import PIECE_BYTES, Readable, Reader, reader_for
 from pagefleet_engine.loader.weight_map import Destination, is_ignorable
 
 
@@ -123,13 +123,39 @@ def fill_from_safetensors(
     tied_head: bool,
     count: Count = count_for_nobody,
     foreign: ForeignNames = NONE_FOREIGN,
+    streamed: bool = False,
 ) -> None:
     """Check names, shapes and types of all files first, then copy. What is `foreign` is passed over.
+
+    `streamed`: the folder says where the files are, and they are read there.
 
     Raises:
         ModelLoadError: the files do not hold exactly what the model needs.
     """
-    files = [TensorFile(path, wanted) for path, wanted in checkpoint_files(folder).items()]
+    with _files_of(folder, streamed) as files:
+        _fill(folder, files, destinations, tied_head, count, foreign)
+
+
+@contextmanager
+def _files_of(folder: Path, streamed: bool) -> Iterator[Sequence[TensorSource]]:
+    """The checkpoint's files, wherever they are."""
+    if not streamed:
+        yield [TensorFile(path, wanted) for path, wanted in checkpoint_files(folder).items()]
+        return
+    from pagefleet_engine.loader.streamed import streamed_files  # noqa: PLC0415 only it needs a downloader's libraries
+
+    with streamed_files(folder) as files:
+        yield files
+
+
+def _fill(
+    folder: Path,
+    files: Sequence[TensorSource],
+    destinations: Mapping[str, Destination],
+    tied_head: bool,
+    count: Count,
+    foreign: ForeignNames,
+) -> None:
     layout = layout_of({name for file in files for name in file.names}, destinations)
     destinations = {layout.stored_name(name): destination for name, destination in destinations.items()}
     passed_over = [layout.stored_name(name) for name in (*foreign.unused, *(("lm_head.",) if tied_head else ()))]
@@ -141,7 +167,7 @@ def fill_from_safetensors(
                 _check_form(file, name, destinations[name])
     reader = reader_for(next(iter(destinations.values())).weight.device)
     with ExitStack() as stack:
-        opened = [(file, stack.enter_context(file.path.open("rb")).fileno()) for file in files]
+        opened = [(file, stack.enter_context(file.opened())) for file in files]
         tensors = [
             (_stored(file, name, descriptor), destinations[name])
             for file, descriptor in opened
@@ -151,13 +177,13 @@ def fill_from_safetensors(
         transfer(tensors, reader, count)
 
 
-def _stored(file: TensorFile, name: str, descriptor: int) -> StoredTensor:
+def _stored(file: TensorSource, name: str, descriptor: Readable) -> StoredTensor:
     return StoredTensor(f"{file.path}: {name}", descriptor, file.offset(name), _STORED_AS[file.dtype(name)])
 
 
 def _check_names(
     folder: Path,
-    files: list[TensorFile],
+    files: Sequence[TensorSource],
     destinations: Mapping[str, Destination],
     passed_over: tuple[str, ...],
     others: Collection[str],
@@ -186,7 +212,7 @@ def _check_names(
         )
 
 
-def _check_form(file: TensorFile, name: str, destination: Destination) -> None:
+def _check_form(file: TensorSource, name: str, destination: Destination) -> None:
     shape, dtype = file.shape(name), file.dtype(name)
     if not same_shape(shape, destination.shape):
         raise ModelLoadError(
@@ -211,8 +237,7 @@ class StoredTensor:
 
     name: str
     """Of file and tensor, for errors."""
-    file: int
-    """An open file descriptor."""
+    file: Readable
     offset: int
     dtype: torch.dtype
 
@@ -304,7 +329,9 @@ def _install(arrival: _Arrival, reader: Reader) -> None:
         for piece in arrival.pieces:
             piece.result()
     except (OSError, EOFError) as error:
-        raise ModelLoadError(f"{arrival.name} cannot be read ({error}): check the disk, or download again") from error
+        raise ModelLoadError(
+            f"{arrival.name} cannot be read ({error}): check disk or store, or download again"
+        ) from error
     try:
         reader.settle(arrival.destination)
     except UnusableTensorError as error:
