@@ -217,6 +217,22 @@ def test_a_link_out_of_the_cache_is_refused(hub: HubServer, root: Path, tmp_path
         have(root, fast(endpoint=hub.url, offline=offline))
 
 
+def test_two_that_start_at_once_download_once(hub: HubServer, root: Path) -> None:
+    files = sharded()
+    hub.repositories["org/model"].commit(files)
+    settings = fast(endpoint=hub.url)
+
+    async def both() -> list[Path]:
+        caches = Caches(root, root.parent / "models")
+        return await asyncio.gather(*(bring(MODEL, settings, caches, ProgressMeter()) for _ in range(2)))
+
+    first, second = asyncio.run(both())
+    assert first == second
+    whole = [seen.path.rpartition("/")[2] for seen in hub.requests_for("/resolve/") if "range" not in seen.headers]
+    read_first = {"config.json", "model.safetensors.index.json"}
+    assert sorted(whole) == sorted([*WANTED, *read_first])
+
+
 def test_a_tokenizer_alone_needs_no_weights(hub: HubServer, root: Path) -> None:
     files = {name: data for name, data in sharded().items() if not name.endswith(".safetensors")}
     hub.repositories["org/model"].commit(files)
