@@ -18,6 +18,7 @@ from tests.fakes.checkpoints import FAMILIES
 from tests.fakes.cuda.device import fake_gpu
 from tests.fakes.cuda.runtime import GpuKind
 from tests.fakes.flash_attention import fake_flash
+from tests.fakes.packed_checkpoints import Packed, packed_checkpoint
 from tests.fakes.quantized_checkpoints import Recipe, mxfp4_checkpoint, quantize_checkpoint
 
 GPUS = {"sm_90": GpuKind(), "sm_80": GpuKind("NVIDIA A100", (8, 0), 108)}
@@ -92,6 +93,7 @@ def test_a_prefix_shared_beside_windows_serves(make_checkpoint: Callable[..., Pa
 
 
 INT8, FP8 = Recipe("int", "channel"), Recipe("float", "channel")
+AWQ = Packed("awq", zeros=True)
 FIXED, BLOCKS = Recipe("float", "tensor", "tensor"), Recipe("float", "block", "group", (16, 16), plain_fp8=True)
 
 
@@ -100,6 +102,20 @@ def test_every_quantized_checkpoint_computes_what_a_cpu_does(
     recipe: Recipe, make_checkpoint: Callable[..., Path], on_cpu: Callable[..., list[list[int]]], tmp_path: Path
 ) -> None:
     folder = quantize_checkpoint(make_checkpoint("llama"), tmp_path / "quantized", recipe)
+    served = serve(folder, computes=True, dtype="float32")
+    check(served)
+    assert served.tokens == on_cpu(folder, dtype="float32")
+
+
+@pytest.mark.parametrize(
+    "packed",
+    cases((AWQ,), (AWQ, Packed("gptq", ordered=True), Packed("pack-quantized", 8, group=None))),
+    ids=str,
+)
+def test_numbers_of_a_few_bits_compute_what_a_cpu_does(
+    packed: Packed, make_checkpoint: Callable[..., Path], on_cpu: Callable[..., list[list[int]]], tmp_path: Path
+) -> None:
+    folder = packed_checkpoint(make_checkpoint("llama"), tmp_path / "packed", packed)
     served = serve(folder, computes=True, dtype="float32")
     check(served)
     assert served.tokens == on_cpu(folder, dtype="float32")

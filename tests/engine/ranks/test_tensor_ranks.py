@@ -26,6 +26,7 @@ from torch import Tensor
 
 from tests.fakes.checkpoints import FAMILIES
 from tests.fakes.dense_attention import DenseSequence, DenseStep
+from tests.fakes.packed_checkpoints import Packed, packed_checkpoint
 from tests.fakes.paged_step import paged_step
 from tests.fakes.quantized_checkpoints import Recipe, quantize_checkpoint
 from tests.fakes.ranks import on_ranks
@@ -235,11 +236,47 @@ def test_heads_in_groups_do_not_cut_blocks(make_checkpoint: Make, tmp_path: Path
         load(folder, Alone())
 
 
+PACKED = {
+    "awq": Packed("awq", zeros=True, group=16),
+    "gptq in act order": Packed("gptq", zeros=True, ordered=True),
+    "gptq of 2 bits": Packed("gptq_v2", 2, zeros=True),
+    "pack-quantized": Packed("pack-quantized", zeros=True),
+    "pack-quantized by row": Packed("pack-quantized", 8, group=None),
+}
+
+
+@pytest.mark.parametrize("family", ["llama", "phi3", "qwen3_moe"])
+@pytest.mark.parametrize("form", PACKED)
+def test_numbers_of_a_few_bits_over_ranks(form: str, family: str, make_checkpoint: Make, tmp_path: Path) -> None:
+    config = {"moe_intermediate_size": 64} if family == "qwen3_moe" else {}
+    folder = packed_checkpoint(make_checkpoint(family, **config), tmp_path / "packed", PACKED[form])
+    assert compare(folder, 2).max() < 1e-4
+
+
+@pytest.mark.parametrize("form", ["awq", "gptq in act order"])
+def test_whole_experts_of_a_few_bits(form: str, make_checkpoint: Make, tmp_path: Path) -> None:
+    made = make_checkpoint("qwen3_moe", moe_intermediate_size=64)
+    folder = packed_checkpoint(made, tmp_path / "packed", PACKED[form])
+    assert compare(folder, 2, expert_parallel=True).max() < 1e-4
+
+
+def test_groups_are_not_cut(make_checkpoint: Make, tmp_path: Path) -> None:
+    folder = packed_checkpoint(make_checkpoint("llama"), tmp_path / "packed", Packed("awq", zeros=True))
+
+    def refused(ranks: RankGroup) -> str:
+        with pytest.raises(ModelLoadError) as error:
+            load(folder, ranks)
+        return str(error.value)
+
+    assert on_ranks(4, refused)[0] == (
+        "model.layers.0.self_attn.o_proj: 4 ranks would cut pieces of 8x32 numbers that share words or a scale: give a "
+        "smaller --tensor-parallel-size"
+    )
+
+
 def test_matrices_stored_transposed_in_eight_bits(make_checkpoint: Make, tmp_path: Path) -> None:
     folder = quantize_checkpoint(make_checkpoint("gpt2"), tmp_path / "quantized", Recipe("float", "tensor", "token"))
-    with pytest.raises(
-        ModelLoadError, match=r"c_attn is stored in 8 bits with a row for each input: give it in a float"
-    ):
+    with pytest.raises(ModelLoadError, match=r"c_attn is quantized with a row for each input: give it in a float"):
         load(folder, Alone())
 
 
