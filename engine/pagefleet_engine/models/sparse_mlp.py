@@ -92,12 +92,13 @@ class SparseMLP:
             made = HostExperts(share.num_slots, hidden, width.size, gate or arch.activation, keeps=moves)
             stored = replace(placement, traceable=placement.traceable or moves)  # what is packed could not move
         self._experts = partial(over_scaled_inputs, made) if experts.routing.scales_inputs else made
-        if share.map is not None and placement.balance is not None:
-            placement.balance.add(BalancedExperts(share.map, made))
         self._slots = [
             *expert_slots(names.gate_up, own, hidden, (width, width), stored, made.install_gate_up),
             *expert_slots(names.down, own, width, (hidden,), stored, made.install_down),
         ]
+        if share.map is not None and placement.balance is not None:
+            bytes_each = sum(weight.nbytes for _, weight in self._slots) // own.size
+            placement.balance.add(BalancedExperts(share.map, made, bytes_each, has_room=placement.use_kernels))
         if names.biased:
             # Where ranks add up parts of an expert's width, the first has the bias.
             install = made.install_down_bias if placement.tensor.index == 0 or not width.is_part else _leave

@@ -44,9 +44,11 @@ class ExpertBalancer:
         self._moves: Iterator[None] = iter(())
 
     @property
-    def spare_bytes(self) -> int:
-        """What empty slots of this rank will take."""
-        return sum(layer.spare_bytes(self._ranks.index) for layer in self._layers)
+    def needed_bytes(self) -> int:
+        """What empty slots of this rank will take, and for a while what moves."""
+        rank = self._ranks.index
+        spare = sum(layer.spare_bytes(rank) for layer in self._layers)
+        return spare + max(layer.move_bytes(rank) for layer in self._layers)
 
     @torch.inference_mode()
     def start(self) -> None:

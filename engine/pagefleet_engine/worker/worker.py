@@ -260,17 +260,17 @@ class Worker:
 
     def _budget(self, request_bytes: int, max_model_len: int) -> int:
         utilization, scheduler = self._config.cache.gpu_memory_utilization, self._config.scheduler
+        moving = 0 if self._balancer is None else self._balancer.needed_bytes
         if self._device.type == "cpu":
             parallel, sizes = self._config.parallel, (scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
             copies = self._communicators.data.size
             activations = activation_bytes(self._model.arch, *sizes, self._dtype.itemsize, copies)
             kept = self._config.kv_transfer.host_memory // parallel.world_size
-            kept += 0 if self._balancer is None else self._balancer.spare_bytes
-            memory = self._memory().shared_by(parallel.data_parallel_size).without(kept)
+            memory = self._memory().shared_by(parallel.data_parallel_size).without(kept + moving)
             return cpu_budget(memory, utilization, activations, request_bytes, scheduler.max_num_seqs)
         with self._times.phase("profile"):
             step = self._profile(max_model_len)
-        return memory_budget(self._memory(), utilization, step.activations + step.graphs)
+        return memory_budget(self._memory(), utilization, step.activations + step.graphs + moving)
 
     def _profile(self, max_model_len: int) -> StepMemory:
         """Measure the largest step, on a CUDA device with a small pool, or recall what an earlier start measured."""

@@ -283,6 +283,31 @@ def test_experts_in_pages_that_move_compute_the_same(
         assert has_moved
 
 
+@pytest.mark.parametrize("form", [*FORMS, "mxfp4"])
+def test_what_moves_is_reckoned_with_what_is_made_of_it(form: str, make_checkpoint: Make, tmp_path: Path) -> None:
+    """And holds no more memory than its own."""
+    folder = make_checkpoint("gpt_oss" if form == "mxfp4" else "qwen2_moe")
+    if form == "mxfp4":
+        folder = mxfp4_checkpoint(folder, tmp_path / "mxfp4")
+    elif (recipe := FORMS[form]) is not None:
+        folder = quantize_checkpoint(folder, tmp_path / "quantized", recipe)
+    balance = Balance(2)
+    load(folder, replace(placed(BACKENDS[0], data=Alone(), tensor=Counted()), balance=balance))
+    for layer in balance.layers:
+        first, second = layer.experts.stored(0), layer.experts.stored(1)
+        coded = [part for part in first if part.itemsize == 1]
+        if form == "plain":
+            assert layer.bytes_each == sum(part.nbytes for part in first)
+        else:  # numbers of four bytes besides
+            per_byte = 2 if form == "mxfp4" else 1
+            numbers = sum(per_byte * part.numel() for part in coded[::per_byte])
+            assert layer.bytes_each >= sum(part.nbytes for part in coded) + 4 * numbers
+        own = {part.untyped_storage().data_ptr() for part in first if part.dim() == 2}
+        assert own.isdisjoint(part.untyped_storage().data_ptr() for part in second if part.dim() == 2)
+        assert layer.spare_bytes(0) == layer.bytes_each
+        assert layer.move_bytes(0) > 0
+
+
 def test_load_that_a_model_had_is_balanced(make_checkpoint: Make) -> None:
     """A recorded trace: what every layer's experts were wanted by texts of few tokens."""
     balance = Balance(2)

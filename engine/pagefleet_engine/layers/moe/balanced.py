@@ -13,6 +13,9 @@ from pagefleet_engine.layers.moe.expert_places import EMPTY
 from pagefleet_engine.layers.moe.experts import Experts
 from pagefleet_engine.ranks.group import RankGroup
 
+_Move = tuple[int, int, int, int]
+"""Sender and receiver, and slot of each."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BalancedExperts:
@@ -21,26 +24,45 @@ class BalancedExperts:
     map: ExpertMap
     experts: Experts
     """This rank's, by the numbers of its own slots."""
+    bytes_each: int
+    """Of memory that an expert takes, with what its products make of it."""
+    has_room: bool
+    """Whether empty slots have their memory from the start."""
 
     def spare_bytes(self, rank: int) -> int:
         """What the empty slots of this rank will take."""
-        empty = sum(self.map.held[slot] == EMPTY for slot in self.map.slots[rank])
-        return empty * len(self._packed(0)) if empty else 0
+        if self.has_room:
+            return 0
+        return self.bytes_each * sum(self.map.held[slot] == EMPTY for slot in self.map.slots[rank])
+
+    def move_bytes(self, rank: int) -> int:
+        """The most that a move holds for a while: what comes, what a round sends, twice, and what is installed."""
+        return (len(self.map.slots[rank]) + 2 * len(self.map.slots) + 1) * self.bytes_each
 
     def move(self, held: Sequence[int], ranks: RankGroup) -> None:
-        """Have the slots of all ranks hold these; every rank calls it, with the same, and between steps."""
-        moves, size, first = self._moves(held), ranks.size, self.map.slots[ranks.index].start
+        """Have the slots of all ranks hold these; every rank calls it, with the same, and between steps.
+
+        Nothing is installed before all has come: a slot may be the source of a later round.
+        """
+        moves, came = self._moves(held), list[tuple[int, Tensor]]()
+        for start in range(0, len(moves), ranks.size):
+            came += self._exchange(moves[start : start + ranks.size], ranks)
+        for slot, packed in came:
+            self._unpack(slot, packed)
+        self.map.hold(held)
+
+    def _exchange(self, moves: Sequence[_Move], ranks: RankGroup) -> Iterator[tuple[int, Tensor]]:
+        """Send and receive the experts of some moves; gives each that came here, with its slot."""
+        size, first = ranks.size, self.map.slots[ranks.index].start
         rows = [[0] * size for _ in range(size)]
         for sender, receiver, _, _ in moves:
             rows[sender][receiver] += 1
         own = [self._packed(source - first) for sender, _, source, _ in moves if sender == ranks.index]
-        came = ranks.all_to_all(torch.stack(own) if own else self._packed(0)[None][:0], rows)
+        came = ranks.all_to_all(torch.stack(own) if own else self._nothing(), rows)
         into = [target - first for _, receiver, _, target in moves if receiver == ranks.index]
-        for slot, packed in zip(into, came, strict=True):
-            self._unpack(slot, packed)
-        self.map.hold(held)
+        return zip(into, came, strict=True)
 
-    def _moves(self, held: Sequence[int]) -> list[tuple[int, int, int, int]]:
+    def _moves(self, held: Sequence[int]) -> list[_Move]:
         """Sender and receiver, and slot of each, in their order: from a slot of the same rank where there is one, else
         slots of the expert take turns."""
         rank_of = {slot: rank for rank, own in enumerate(self.map.slots) for slot in own}
@@ -59,6 +81,11 @@ class BalancedExperts:
     def _packed(self, slot: int) -> Tensor:
         """All that is stored of the expert in a slot of this rank, uint8."""
         return torch.cat([part.reshape(-1).view(torch.uint8) for part in self.experts.stored(slot)])
+
+    def _nothing(self) -> Tensor:
+        """No expert, of as many bytes as any."""
+        stored = self.experts.stored(0)
+        return stored[0].new_empty(0, sum(part.nbytes for part in stored), dtype=torch.uint8)
 
     def _unpack(self, slot: int, packed: Tensor) -> None:
         """Install an expert, of the forms of the one that the rank's first slot was loaded with."""

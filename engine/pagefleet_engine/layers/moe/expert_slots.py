@@ -117,7 +117,11 @@ class _Mxfp4Stack:
         check_scales(arrived["scales"], within.path)
         parts = [torch.split(arrived[kind], self._rows.size) for kind in ("blocks", "scales")]
         for place, stored in enumerate(zip(*parts, strict=True)):
-            codes_OJ, scales_OC = map(_gate_over_up, stored) if self._order.in_turns else stored
+            codes_OJ, scales_OC = stored
+            if self._order.in_turns:
+                codes_OJ, scales_OC = map(_gate_over_up, stored)
+            elif within.traceable:  # one that moves would leave the memory of all behind
+                codes_OJ, scales_OC = codes_OJ.clone(), scales_OC.clone()
             self._install(place, Mxfp4Matrix(codes_OJ, scales_OC, within.dtype))
 
 

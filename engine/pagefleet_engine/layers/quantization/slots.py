@@ -141,6 +141,8 @@ class QuantizedSlots:
             return
         # Stored numbers wait for their scales; plain ones are rounded, and so copied, at once.
         kept = Kept(kept_dtype(self._scheme, self._form, place.dtype), is_copy=self._scheme.on_load)
+        if place.traceable and place.balance is not None:  # experts that move are there in both forms
+            kept = replace(kept, dtype=self._scheme.storage, numbers=1 + place.dtype.itemsize)
         self.slots[name] = Weight(rows, columns, place, take, dtype=dtype, kept=kept)
 
     def _take(self, name: str, tensor: Tensor) -> None:
