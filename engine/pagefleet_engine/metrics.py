@@ -262,7 +262,7 @@ class _CoreCollector(Collector):
         yield self._total(_PREFIX + "kv_events_total", "Batches of KV events published.", stats.kv_events)
         garbage = "Messages and connections on the ports of KV events that were refused."
         yield self._total(_PREFIX + "kv_events_dropped_total", garbage, stats.kv_events_dropped)
-        yield from listed_series(self._model, {**stats.kv_transfer, **stats.forms})
+        yield from listed_series(self._model, {**stats.kv_transfer, **stats.forms, **stats.experts})
 
     def _step_sizes(self, stats: CoreStats) -> Metric:
         family = HistogramMetricFamily(_PREFIX + "iteration_tokens", "Tokens of a step.", labels=("model_name",))

@@ -57,6 +57,7 @@ class ScriptExecutor:
         self.max_in_flight = 1
         self.num_stages = 1
         self.idle_seconds = 0.0
+        self.expert_load = None
         self.trace: StepTrace | None = None
         self.bells: Sequence[int] = ()
         self._script = script

@@ -85,6 +85,7 @@ class CountingExecutor:
         self.max_in_flight = max_in_flight
         self.num_stages = 1
         self.idle_seconds = 0.0
+        self.expert_load = None
         self.trace: StepTrace | None = None
         self.bells: Sequence[int] = ()
         self.is_shut_down = False

@@ -171,6 +171,21 @@ class FailureKind(enum.Enum):
     """A logits processor raised over it."""
 
 
+class ExpertLoad(msgspec.Struct, frozen=True, array_like=True):
+    """How evenly ranks were wanted that have a mixture's experts among them, over the layers of a stage."""
+
+    rank_tokens: Sequence[float]
+    """Of each: tokens that it computed, once for each expert and layer, since the start."""
+    busiest: float
+    """The busiest rank's over that of all in the mean, in the mean of the layers, within the latest window."""
+
+    def stats(self) -> Mapping[str, float]:
+        """By the names of docs/metrics.md."""
+        name = "pagefleet_engine_expert_rank_tokens_total"
+        tokens = {f'{name}{{rank="{rank}"}}': tokens for rank, tokens in enumerate(self.rank_tokens)}
+        return {"pagefleet_engine_expert_busiest_ratio": self.busiest, **tokens}
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """Outcome of one plan."""

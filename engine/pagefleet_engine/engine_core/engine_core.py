@@ -271,6 +271,7 @@ class EngineCore:
             prefix_misses_tokens=stats.lookups.missed_tokens,
             step_sizes=stats.step_sizes.counts,
             step_tokens=stats.step_sizes.num_tokens,
+            experts={} if (load := self._executor.expert_load) is None else load.stats(),
         )
 
     def drain(self) -> None:

@@ -143,6 +143,8 @@ class CoreStats(msgspec.Struct, frozen=True, array_like=True):
     """Steps by their tokens, as `StepSizes` counts them."""
     step_tokens: int = 0
     """Tokens of all steps."""
+    experts: Mapping[str, float] = {}
+    """What ranks with experts of a mixture were wanted, by the names of docs/metrics.md."""
 
 
 class StepOutputs(msgspec.Struct, tag="outputs", frozen=True, array_like=True):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pagefleet_engine.core.kv_groups import KVGroups
-from pagefleet_engine.core.step import StepMasks, StepPlan, StepResult
+from pagefleet_engine.core.step import ExpertLoad, StepMasks, StepPlan, StepResult
 from pagefleet_engine.executor.trace import StepTrace
 
 
@@ -67,6 +67,11 @@ class Executor(Protocol):
     @property
     def idle_seconds(self) -> float:
         """How long the device had nothing to do between two steps that followed each other, in all."""
+        ...
+
+    @property
+    def expert_load(self) -> ExpertLoad | None:
+        """What ranks were wanted that have experts; None where nobody counts it, or not here."""
         ...
 
     def launch(self, plan: StepPlan) -> PendingStep:

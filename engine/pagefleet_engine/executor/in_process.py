@@ -8,7 +8,7 @@ from pathlib import Path
 from pagefleet_kv.port import KVPages
 
 from pagefleet_engine.config import EngineConfig
-from pagefleet_engine.core.step import StepPlan
+from pagefleet_engine.core.step import ExpertLoad, StepPlan
 from pagefleet_engine.executor.executor import CacheFacts, PendingStep
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.ranks.communicators import Communicators
@@ -71,6 +71,11 @@ class InProcessExecutor:
     def idle_seconds(self) -> float:
         """See Executor."""
         return self._worker.idle_seconds if self._worker is not None else 0.0
+
+    @property
+    def expert_load(self) -> ExpertLoad | None:
+        """See Executor."""
+        return None if self._worker is None else self._worker.expert_load
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """See Executor."""

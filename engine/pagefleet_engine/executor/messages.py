@@ -18,7 +18,7 @@ from pagefleet_protocol.load_progress import LoadPhase
 from pagefleet_protocol.version import VERSION
 
 from pagefleet_engine.config import EngineConfig
-from pagefleet_engine.core.step import Int64Array, StepMasks, StepPlan, StepResult
+from pagefleet_engine.core.step import ExpertLoad, Int64Array, StepMasks, StepPlan, StepResult
 from pagefleet_engine.errors import ConfigError, ModelLoadError
 from pagefleet_engine.executor.ring import Buffer, RingHandles, RingPair
 from pagefleet_engine.ranks.parallelism import RankPart
@@ -178,6 +178,7 @@ class Taken(msgspec.Struct, frozen=True, array_like=True, tag=3):
     step_id: int
     result: StepResult
     idle_seconds: float
+    expert_load: ExpertLoad | None
 
 
 class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag=4):

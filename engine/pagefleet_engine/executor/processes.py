@@ -24,7 +24,7 @@ from pagefleet_protocol.model_config.shape import WITHOUT_STAGES
 
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.kv_groups import group_layers
-from pagefleet_engine.core.step import StepMasks, StepPlan, StepResult
+from pagefleet_engine.core.step import ExpertLoad, StepMasks, StepPlan, StepResult
 from pagefleet_engine.errors import ConfigError, EngineDead, ModelLoadError, StepOutOfMemory
 from pagefleet_engine.executor.executor import CacheFacts, PendingStep
 from pagefleet_engine.executor.hang_watch import LOOK_S, HangWatch
@@ -120,6 +120,8 @@ class ProcessExecutor:
         """Step -> rank -> what it told."""
         self.idle_seconds = 0.0
         """See Executor."""
+        self.expert_load: ExpertLoad | None = None
+        """See Executor; of the last stage."""
         self._over = ""
         """Why no rank is there any more. Descriptors that were closed may be somebody else's by now."""
         self._machines = machines(config, device)
@@ -321,8 +323,9 @@ class ProcessExecutor:
 
     def _hear(self, number: int, reply: Reply) -> None:
         match reply:
-            case Taken(step_id, result, idle_seconds):
+            case Taken(step_id, result, idle_seconds, expert_load):
                 self._taken[step_id], self.idle_seconds = result, idle_seconds
+                self.expert_load = expert_load
                 self._newest_taken = step_id
             case Computed(step_id):
                 self._computed = step_id

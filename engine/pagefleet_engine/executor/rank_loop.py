@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from pagefleet_engine.core.step import StepMasks, StepPlan
+from pagefleet_engine.core.step import ExpertLoad, StepMasks, StepPlan
 from pagefleet_engine.errors import EngineDead, ProfileRefused, StepOutOfMemory
 from pagefleet_engine.executor.executor import PendingStep
 from pagefleet_engine.executor.messages import (
@@ -48,6 +48,9 @@ class RankWorker(Protocol):
 
     @property
     def idle_seconds(self) -> float: ...
+
+    @property
+    def expert_load(self) -> ExpertLoad | None: ...
 
     def launch(self, plan: StepPlan) -> PendingStep: ...
 
@@ -181,7 +184,7 @@ class RankLoop:
         finally:
             self._signs.finish()
         if result is not None and self._tells:
-            self._reply(Taken(step.plan.step_id, result, self._worker.idle_seconds))
+            self._reply(Taken(step.plan.step_id, result, self._worker.idle_seconds, self._worker.expert_load))
 
     def _tell_traced(self, do: Callable[[], object]) -> None:
         try:

@@ -14,8 +14,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from pagefleet_engine.core.step import ExpertLoad
 from pagefleet_engine.layers.moe.balanced import BalancedExperts
-from pagefleet_engine.layers.moe.expert_places import busiest_over_mean, place_experts
+from pagefleet_engine.layers.moe.expert_places import busiest_over_mean, place_experts, rank_loads
 from pagefleet_engine.ranks.group import RankGroup
 
 _PARTS = 8
@@ -32,6 +33,9 @@ class ExpertBalancer:
         copies: of the model, among which ranks count rows of their own; all of a copy count the same.
         window: steps whose load counts.
         interval: steps from one plan to the next; more where there are more layers.
+
+    Attributes:
+        load: what ranks were wanted; None before it was counted, and in all copies but the first.
     """
 
     def __init__(
@@ -39,6 +43,8 @@ class ExpertBalancer:
     ) -> None:
         self._layers, self._ranks, self._copies = layers, ranks, copies
         self._part, self._interval = max(1, window // _PARTS), max(interval, len(layers) + 1)
+        self.load: ExpertLoad | None = None
+        self._rank_tokens = [0.0] * ranks.size
         self._seen: deque[Tensor] = deque(maxlen=max(1, window // self._part))
         self._steps = 0
         self._moves: Iterator[None] = iter(())
@@ -61,20 +67,37 @@ class ExpertBalancer:
         """Count a step, and do what is due."""
         self._steps += 1
         if self._steps % self._part == 0:
-            self._seen.append(torch.stack([layer.map.wanted_E for layer in self._layers]))
-            for layer in self._layers:
-                layer.map.wanted_E.zero_()
+            self._count()
         if self._steps % self._interval == 0:
             self._moves = self._rebalance()
         next(self._moves, None)
+
+    def _count(self) -> None:
+        """Take in what all copies wanted in a part of the window."""
+        part_LE = self._copies.all_reduce(torch.stack([layer.map.wanted_E for layer in self._layers])).cpu()
+        self._seen.append(part_LE)
+        for layer in self._layers:
+            layer.map.wanted_E.zero_()
+        if self._copies.index > 0:
+            return
+        ratios = []
+        for layer, part_E, load_E in zip(self._layers, part_LE.tolist(), self._window().tolist(), strict=True):
+            slots, held = layer.map.slots, layer.map.held
+            ratios.append(busiest_over_mean(load_E, slots, held))
+            for rank, tokens in enumerate(rank_loads(part_E, slots, held)):
+                self._rank_tokens[rank] += tokens
+        self.load = ExpertLoad(tuple(self._rank_tokens), sum(ratios) / len(ratios))
+
+    def _window(self) -> Tensor:
+        return torch.stack(list(self._seen)).sum(0)
 
     def _rebalance(self) -> Iterator[None]:
         """A layer at a time."""
         if not self._seen:
             return
-        load_LE = self._copies.all_reduce(torch.stack(list(self._seen)).sum(0))
+        load_LE = self._window()
         before, after, moved = [], [], 0
-        for layer, load_E in zip(self._layers, load_LE.cpu().tolist(), strict=True):
+        for layer, load_E in zip(self._layers, load_LE.tolist(), strict=True):
             slots, held = layer.map.slots, layer.map.held
             found = place_experts(load_E, slots, held)
             before.append(busiest_over_mean(load_E, slots, held))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pagefleet_engine.config import EngineConfig, default_cache_dir
 from pagefleet_engine.core.kv_groups import group_layers
-from pagefleet_engine.core.step import StepPlan
+from pagefleet_engine.core.step import ExpertLoad, StepPlan
 from pagefleet_engine.errors import ConfigError, StepOutOfMemory
 from pagefleet_engine.layers.moe.balanced import Balance
 from pagefleet_engine.layers.weight import Placement
@@ -146,6 +146,11 @@ class Worker:
     def idle_seconds(self) -> float:
         """How long the device waited between steps that followed each other."""
         return self._runner.idle_seconds
+
+    @property
+    def expert_load(self) -> ExpertLoad | None:
+        """What ranks were wanted that have experts, where these move; None: another copy tells it."""
+        return None if self._balancer is None else self._balancer.load
 
     def launch(self, plan: StepPlan) -> LaunchedStep | PassedOn:
         """Start a forward pass and its sampling.

@@ -97,6 +97,12 @@ def test_copies_that_have_each_expert_once_among_them(
         assert await all_tokens(together) == expected
         told = [stats for stats in together.rank_stats if stats is not None and stats.steps]
         assert len(told) == ranks, "each rank computed some"
+        if "enable_eplb" in settings:
+            stats = together.stats
+            assert stats is not None
+            load = dict(stats.experts)
+            assert 1 <= load.pop("pagefleet_engine_expert_busiest_ratio") <= len(load)
+            assert len(load) == ranks * (2 if "tensor_parallel_size" in settings else 1)
         await together.close()
 
     run(test)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from pagefleet_engine.core.step import ExpertLoad
 from pagefleet_engine.layers.moe.balanced import Balance
 from pagefleet_engine.layers.moe.exchange import OwnExperts, own_experts
 from pagefleet_engine.layers.moe.expert_places import busiest_over_mean, place_experts
@@ -281,6 +282,28 @@ def test_experts_in_pages_that_move_compute_the_same(
     for got, has_moved in on_ranks(2, rank):
         assert (got - expected).abs().max() < 1e-4
         assert has_moved
+
+
+@pytest.mark.parametrize("way", ["tensor", BACKENDS[0]])
+def test_the_first_copy_tells_what_all_ranks_computed(way: str, make_checkpoint: Make) -> None:
+    folder, prompts = make_checkpoint("qwen2_moe"), MOVED[:4]
+
+    def rank(ranks: RankGroup) -> tuple[ExpertLoad | None, int]:
+        place = placed(BACKENDS[0], data=ranks)
+        if way == "tensor":
+            place = placed(BACKENDS[0], data=Alone(), tensor=ranks)
+        moving = Moving.load(folder, place, ranks, 1)
+        moving.logits(prompts)
+        assert moving.model.arch.experts is not None
+        return moving.balancer.load, moving.model.arch.experts.routing.top_k * len(moving.balance.layers)
+
+    (first, each), (second, _) = on_ranks(2, rank)
+    assert first is not None
+    num_copies = 1 if way == "tensor" else 2
+    counted = sum(map(len, prompts[:-1]))  # those of the last step are counted before the next
+    assert sum(first.rank_tokens) == num_copies * each * counted
+    assert 1 <= first.busiest <= 2
+    assert second == (first if way == "tensor" else None)
 
 
 @pytest.mark.parametrize("form", [*FORMS, "mxfp4"])

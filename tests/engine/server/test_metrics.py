@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pagefleet_engine.core.step import ExpertLoad
 from pagefleet_engine.engine_core.messages import CoreStats
 from pagefleet_engine.metrics import EngineMetrics
 from pagefleet_protocol import metric_names
@@ -85,6 +86,13 @@ def test_what_the_device_suffered_is_told() -> None:
     assert seen[metric_names.ENGINE_GPU_IDLE_SECONDS + "{}"] == 1.5
     assert seen[metric_names.ENGINE_NAN_REQUESTS + "{}"] == 2
     assert seen[metric_names.ENGINE_OUT_OF_MEMORY_STEPS + "{}"] == 3
+
+
+def test_what_ranks_with_experts_computed_is_told() -> None:
+    stats = CoreStats(0, 0, 0.0, 0, 0, 0, 0, experts=ExpertLoad((3.0, 5.0), 1.25).stats())
+    seen = samples(EngineMetrics("scripted", lambda: stats).render().decode())
+    assert seen["pagefleet_engine_expert_busiest_ratio{}"] == 1.25
+    assert seen["pagefleet_engine_expert_rank_tokens_total{rank=1}"] == 5
 
 
 def test_the_start_is_told_by_phase() -> None:

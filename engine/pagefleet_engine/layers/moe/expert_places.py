@@ -50,9 +50,14 @@ def busiest_over_mean(load_E: Sequence[float], slots: Sequence[range], held: Seq
 
     `slots`: of each rank. `held`: per slot, the expert in it or EMPTY.
     """
-    share_E = _shares(load_E, held)
-    loads = [sum(share_E[held[slot]] for slot in own if held[slot] != EMPTY) for own in slots]
+    loads = rank_loads(load_E, slots, held)
     return max(loads) * len(loads) / total if (total := sum(loads)) else 1.0
+
+
+def rank_loads(load_E: Sequence[float], slots: Sequence[range], held: Sequence[int]) -> list[float]:
+    """Each rank's load; arguments as above."""
+    share_E = _shares(load_E, held)
+    return [sum(share_E[held[slot]] for slot in own if held[slot] != EMPTY) for own in slots]
 
 
 def place_experts(load_E: Sequence[float], slots: Sequence[range], held: Sequence[int]) -> list[int]:
