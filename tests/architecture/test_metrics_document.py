@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from pagefleet_engine.config import EngineConfig, ModelConfig
 from pagefleet_engine.core.parking import Suppliers
+from pagefleet_engine.core.step import ExpertLoad
 from pagefleet_engine.engine_core.messages import CoreStats
 from pagefleet_engine.grammars.compiler import GrammarCompiler
 from pagefleet_engine.grammars.vocabulary import VocabularyFiles
@@ -101,6 +102,7 @@ def of_engine() -> str:
         step_sizes=[0] * 21,
         kv_transfer=of_connectors(),
         forms=of_forms(),
+        experts=ExpertLoad((1.0, 2.0), 1.0).stats(),
     )
     metrics = EngineMetrics("m", lambda: stats, {"weights": 1.0})
     metrics.include(lambda: span_stats(NO_TRACER))
