@@ -7,6 +7,7 @@ leaves it out, PAGEFLEET_NATIVE=required fails where it cannot be made. CXX name
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import shutil
@@ -45,7 +46,8 @@ def compile_library(target: Path = LIBRARY) -> None:
         raise CannotCompile("no C++ compiler was found")
     sets = {**(INSTRUCTION_SETS if platform.machine() == "x86_64" else {}), "plain": ()}
     units = {"dispatch": ["dispatch.cpp"]}
-    units |= {name: [f"-DISA={name}", *flags, "attention.cpp"] for name, flags in sets.items()}
+    for kernel, (name, flags) in itertools.product(("attention", "experts"), sets.items()):
+        units[f"{kernel}_{name}"] = [f"-DISA={name}", *flags, f"{kernel}.cpp"]
     target.parent.mkdir(exist_ok=True)
     # Beside the target, so that it is replaced at once: others may be loading it.
     with tempfile.TemporaryDirectory(dir=target.parent) as folder, ThreadPoolExecutor(os.cpu_count()) as threads:

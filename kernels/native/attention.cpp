@@ -8,8 +8,6 @@
 #ifndef ISA
 #error "compile with -DISA=name"
 #endif
-#define NAMED_(name, isa) name##_##isa
-#define NAMED(name, isa) NAMED_(name, isa)
 
 namespace {
 

@@ -12,7 +12,9 @@
     int32_t room_##isa(const Layer *);                                                                                 \
     int32_t part_##isa(const Layer *);                                                                                 \
     void attend_##isa(const Layer *, const Step *, const Plan *, const void *, int64_t, int64_t, void *, uint32_t *,    \
-                      int64_t, int32_t);
+                      int64_t, int32_t);                                                                               \
+    int64_t experts_room_##isa(const Experts *, int32_t);                                                              \
+    void run_experts_##isa(const Experts *, const Routed *, char *, int32_t);
 
 extern "C" {
 EACH_SET(DECLARE)
@@ -23,12 +25,14 @@ struct InstructionSet {
     int32_t (*part)(const Layer *);
     void (*attend)(const Layer *, const Step *, const Plan *, const void *, int64_t, int64_t, void *, uint32_t *,
                    int64_t, int32_t);
+    int64_t (*experts_room)(const Experts *, int32_t);
+    void (*run_experts)(const Experts *, const Routed *, char *, int32_t);
 };
 }
 
 namespace {
 
-#define ENTRY(isa) {#isa, room_##isa, part_##isa, attend_##isa},
+#define ENTRY(isa) {#isa, room_##isa, part_##isa, attend_##isa, experts_room_##isa, run_experts_##isa},
 const InstructionSet SETS[] = {EACH_SET(ENTRY)};
 const int NUM_SETS = sizeof SETS / sizeof SETS[0];
 

@@ -5,6 +5,10 @@
 #pragma once
 #include <stdint.h>
 
+// A function that is there once for every instruction set.
+#define NAMED_(name, isa) name##_##isa
+#define NAMED(name, isa) NAMED_(name, isa)
+
 extern "C" {
 
 // How a layer attends, and where its pages are: keys and values [num_blocks, K, block_size, H], equal strides, the last
@@ -46,6 +50,29 @@ struct Plan {
 struct PlanSize {
     int32_t tasks, slots, tiles;
     int32_t threads;  // that are worth their waking
+};
+
+// How gate and up are joined; see `Gate` in expert_gates.py.
+enum { GATE_SILU, GATE_GELU_TANH, GATE_RELU, GATE_SWIGLUOAI };
+
+// A layer of E experts of width W over rows of D numbers. Matrices are packed: gate [W, D], up [W, D] behind it, and down
+// [D, W], each in blocks of 64 outputs (the last may be narrower), of a block unit after unit of the inputs: a float, or
+// two neighbours in bfloat16. D and W are multiples of 16.
+struct Experts {
+    const void *const *gate_up, *const *down;  // of each expert; null where nothing goes
+    const float *gate_up_bias, *down_bias;     // [E, 2 W] and [E, D], or null
+    int32_t num_experts, hidden, width, gate;
+    int32_t is_bf16;  // else float32, matrices and rows alike; only where the instruction set multiplies it
+};
+
+// R rows, and the K experts of each.
+struct Routed {
+    const void *x;  // [R, D]
+    int64_t x_stride;
+    void *out;               // [R, D]
+    const int32_t *experts;  // [R, K]; below 0: nowhere
+    const float *weights;    // [R, K]
+    int32_t num_rows, top_k;
 };
 }
 

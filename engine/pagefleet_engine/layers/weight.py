@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import Protocol
 
 import torch
+from pagefleet_kernels.native.library import Library
 from torch import Tensor
 
 from pagefleet_engine.layers.quantization_scheme import Quantization, Scheme
@@ -73,6 +74,8 @@ class Placement:
     """The ranks that load at the same time and share its memory; None: those of `tensor`."""
     transposed: bool = False
     """The checkpoint's matrices have a row for each input."""
+    native: Library | None = None
+    """The compiled kernels of a CPU."""
 
     def own_layers(self, num_layers: int) -> range:
         """Those of a model of so many that this rank's stage has."""

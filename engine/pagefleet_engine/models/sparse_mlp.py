@@ -12,6 +12,9 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from pagefleet_kernels.expert_gates import Gate
+from pagefleet_kernels.native.experts import takes_experts
+from pagefleet_kernels.native.library import Library
 from pagefleet_kernels.quantize import Activations
 from torch import Tensor
 
@@ -21,6 +24,7 @@ from pagefleet_engine.layers.moe.exchange import own_experts
 from pagefleet_engine.layers.moe.expert_slots import Stacked, bias_slot, expert_slots
 from pagefleet_engine.layers.moe.experts import Experts, HostExperts, over_scaled_inputs
 from pagefleet_engine.layers.moe.grouped_experts import GroupedExperts
+from pagefleet_engine.layers.moe.native_experts import NativeExperts
 from pagefleet_engine.layers.moe.routing import Routes, route
 from pagefleet_engine.layers.norm import Residual
 from pagefleet_engine.layers.quantization_scheme import Scheme
@@ -85,11 +89,14 @@ class SparseMLP:
         share = own_experts(count, placement)
         own, self._exchange, self._map = share.experts, share.exchange, share.map
         moves, stored = share.map is not None, placement
+        gate = gate or arch.activation
         made: Experts
         if placement.use_kernels:
-            made = GroupedExperts(share.num_slots, gate or arch.activation)
+            made = GroupedExperts(share.num_slots, gate)
+        elif (library := _library(hidden, width.size, gate, traits, placement)) is not None:
+            made = NativeExperts(library, share.num_slots, hidden, width.size, gate, placement.dtype)
         else:
-            made = HostExperts(share.num_slots, hidden, width.size, gate or arch.activation, keeps=moves)
+            made = HostExperts(share.num_slots, hidden, width.size, gate, keeps=moves)
             stored = replace(placement, traceable=placement.traceable or moves)  # what is packed could not move
         self._experts = partial(over_scaled_inputs, made) if experts.routing.scales_inputs else made
         self._slots = [
@@ -166,6 +173,18 @@ def _unit(traits: Traits, placement: Placement) -> int:
     """Rows of both matrices of an expert that share scales; ranks take whole ones."""
     schemes = (_scheme(traits.experts.gate_up, 2, placement), _scheme(traits.experts.down, 1, placement))
     return math.lcm(*(size for scheme in schemes if scheme is not None for size in scheme.block or ()))
+
+
+def _library(hidden: int, width: int, gate: Gate, traits: Traits, placement: Placement) -> Library | None:
+    """The compiled kernels, where they are for such experts."""
+    if (
+        placement.native is None
+        or placement.traceable
+        or not takes_experts(placement.native, placement.dtype, hidden, width, gate)
+    ):
+        return None
+    schemes = (_scheme(traits.experts.gate_up, 2, placement), _scheme(traits.experts.down, 1, placement))
+    return placement.native if schemes == (None, None) else None
 
 
 def _scheme(name: str | Stacked, num_parts: int, placement: Placement) -> Scheme | None:

@@ -217,6 +217,7 @@ class Worker:
             layers=None if self._part.num_stages == 1 else self._layers,
             machine=self._communicators.everyone,
             data=self._communicators.data,
+            native=self._native,
         )
 
     def _compiled(self, model: Model) -> Model:

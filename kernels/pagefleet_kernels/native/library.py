@@ -60,17 +60,57 @@ class PlanSize(Structure):
     _fields_ = (("tasks", c_int32), ("slots", c_int32), ("tiles", c_int32), ("threads", c_int32))
 
 
+class Experts(Structure):
+    """See kernels.h."""
+
+    _fields_ = (
+        ("gate_up", c_void_p),
+        ("down", c_void_p),
+        ("gate_up_bias", c_void_p),
+        ("down_bias", c_void_p),
+        ("num_experts", c_int32),
+        ("hidden", c_int32),
+        ("width", c_int32),
+        ("gate", c_int32),
+        ("is_bf16", c_int32),
+    )
+
+
+class Routed(Structure):
+    """See kernels.h."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("out", c_void_p),
+        ("experts", c_void_p),
+        ("weights", c_void_p),
+        ("num_rows", c_int32),
+        ("top_k", c_int32),
+    )
+
+
 TASK_INTS = 9
 """Of a Task of kernels.h."""
 
 
 class _InstructionSet(Structure):
-    _fields_ = (("name", c_char_p), ("room", c_void_p), ("part", c_void_p), ("attend", c_void_p))
+    _fields_ = (
+        ("name", c_char_p),
+        ("room", c_void_p),
+        ("part", c_void_p),
+        ("attend", c_void_p),
+        ("experts_room", c_void_p),
+        ("run_experts", c_void_p),
+    )
 
 
 _LAYER, _STEP, _PLAN = POINTER(Layer), POINTER(Step), POINTER(Plan)
 _COUNT_OF = ctypes.CFUNCTYPE(c_int32, _LAYER)
 _ATTEND = ctypes.CFUNCTYPE(None, _LAYER, _STEP, _PLAN, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_int32)
+_EXPERTS = POINTER(Experts)
+_EXPERTS_ROOM = ctypes.CFUNCTYPE(c_int64, _EXPERTS, c_int32)
+_RUN_EXPERTS = ctypes.CFUNCTYPE(None, _EXPERTS, POINTER(Routed), c_void_p, c_int32)
 
 
 class Library:
@@ -78,8 +118,10 @@ class Library:
 
     def __init__(self, library: ctypes.CDLL, chosen: _InstructionSet) -> None:
         self.instruction_set = str(chosen.name.decode())
+        self.multiplies_bf16 = self.instruction_set == "avx512_bf16"
         self.room, self.part = _COUNT_OF(chosen.room), _COUNT_OF(chosen.part)
         self.attend = _ATTEND(chosen.attend)
+        self.experts_room, self.run_experts = _EXPERTS_ROOM(chosen.experts_room), _RUN_EXPERTS(chosen.run_experts)
         self.plan_attention = library.plan_attention
         self.plan_attention.argtypes = (_STEP, *[c_int32] * 5, c_void_p)
         self.plan_attention.restype = PlanSize

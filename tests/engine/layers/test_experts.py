@@ -13,6 +13,7 @@ from pagefleet_engine.layers.moe.exchange import own_experts
 from pagefleet_engine.layers.moe.expert_slots import EXPERT_NAMES, expert_slots
 from pagefleet_engine.layers.moe.experts import Experts, HostExperts
 from pagefleet_engine.layers.moe.grouped_experts import GroupedExperts
+from pagefleet_engine.layers.moe.native_experts import NativeExperts
 from pagefleet_engine.layers.moe.routing import NOWHERE, Routes
 from pagefleet_engine.layers.quantization_scheme import Quantization, QuantizationScheme, Rule
 from pagefleet_engine.layers.shard import Shard, own_share, shard_of
@@ -21,6 +22,7 @@ from pagefleet_engine.loader.weight_map import weight_map
 from pagefleet_engine.ranks.group import RankGroup
 from torch import Tensor
 
+from tests.fakes.native_kernels import native_libraries
 from tests.fakes.ranks import on_ranks
 
 NUM_EXPERTS, HIDDEN, WIDTH, TOP_K, ROWS, BLOCK = 6, 64, 96, 3, 9, 16
@@ -38,6 +40,8 @@ EXPERTS: dict[str, Callable[[int, int], Experts]] = {
     "host": lambda count, width: HostExperts(count, HIDDEN, width, "silu"),
     "grouped": lambda count, width: GroupedExperts(count, "silu"),
 }
+if libraries := native_libraries():
+    EXPERTS["native"] = lambda count, width: NativeExperts(libraries[0], count, HIDDEN, width, "silu", torch.float32)
 ALL = Shard(NUM_EXPERTS, (range(NUM_EXPERTS),))
 
 
@@ -94,8 +98,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize(("exchange", "size"), [("width", 1), ("width", 2), ("tensor", 2), ("tensor", 4)])
-@pytest.mark.parametrize("form", SCHEMES)
-@pytest.mark.parametrize("kind", EXPERTS)
+@pytest.mark.parametrize(
+    ("kind", "form"), [(kind, form) for kind in EXPERTS for form in SCHEMES if kind != "native" or form == "plain"]
+)
 @torch.inference_mode()
 def test_every_combination(kind: str, form: str, exchange: str, size: int) -> None:
     fields = SCHEMES[form]
@@ -132,9 +137,8 @@ def test_every_combination(kind: str, form: str, exchange: str, size: int) -> No
     assert not found[0][-1].any()
 
 
-@pytest.mark.parametrize("kind", EXPERTS)
-@torch.inference_mode()
-def test_no_rows_and_none_that_go_anywhere(kind: str) -> None:
+def filled(kind: str) -> Experts:
+    """All of the checkpoint's, on one rank."""
     tensors, _ = checkpoint(None)
     place = Placement(torch.float32, torch.device("cpu"), kind == "grouped")
     experts = EXPERTS[kind](NUM_EXPERTS, WIDTH)
@@ -145,6 +149,25 @@ def test_no_rows_and_none_that_go_anywhere(kind: str) -> None:
         ]
     ).items():
         destination.weight.fill(destination.part, tensors[name])
+    return experts
+
+
+@pytest.mark.skipif("native" not in EXPERTS, reason="the kernels of the CPU were not compiled")
+@torch.inference_mode()
+def test_compiled_experts_move_as_they_are() -> None:
+    experts, x = filled("native"), torch.randn(ROWS, HIDDEN)
+    before, found = experts(x, routes()), routes()
+    held = [experts.stored(expert) for expert in range(NUM_EXPERTS)]
+    for slot, stored in enumerate(reversed(held)):
+        experts.take(slot, [part.clone() for part in stored])
+    there = torch.where(found.experts_TK < 0, NOWHERE, NUM_EXPERTS - 1 - found.experts_TK)
+    assert torch.equal(experts(x, Routes(found.weights_TK, there)), before)
+
+
+@pytest.mark.parametrize("kind", EXPERTS)
+@torch.inference_mode()
+def test_no_rows_and_none_that_go_anywhere(kind: str) -> None:
+    experts = filled(kind)
     nowhere = Routes(torch.rand(2, TOP_K), torch.full((2, TOP_K), NOWHERE, dtype=torch.int32))
     assert not experts(torch.ones(2, HIDDEN), nowhere).any()
     nobody = Routes(torch.rand(0, TOP_K), torch.empty(0, TOP_K, dtype=torch.int32))

@@ -1,0 +1,143 @@
+"""The compiled experts against each row's own matrices, for every instruction set that this processor has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pagefleet_kernels.expert_gates import Gate
+from pagefleet_kernels.native.experts import PackedExperts, pack_matrix, takes_experts
+from pagefleet_kernels.native.library import Library
+from pagefleet_kernels.reference_experts import _joined
+
+from tests.example_counts import examples
+from tests.fakes.native_kernels import native_libraries
+
+SETS = {library.instruction_set: library for library in native_libraries()}
+GATES: tuple[Gate, ...] = ("silu", "gelu_tanh", "relu", "swigluoai")
+
+pytestmark = pytest.mark.skipif(not SETS, reason="the kernels of the CPU were not compiled")
+
+
+@pytest.fixture(params=[*SETS] or ["none"])
+def library(request: pytest.FixtureRequest) -> Library:
+    return SETS[request.param]
+
+
+class Layer:
+    """Experts with random numbers, packed, and as they are; the last has none."""
+
+    def __init__(self, library: Library, experts: int, hidden: int, width: int, gate: Gate, dtype: torch.dtype) -> None:
+        make = torch.Generator().manual_seed(hidden * width)
+        self.gate_up = torch.randn(experts, 2 * width, hidden, generator=make).to(dtype) / hidden**0.5
+        self.down = torch.randn(experts, hidden, width, generator=make).to(dtype) / width**0.5
+        self.biases = torch.randn(experts, 2 * width, generator=make), torch.randn(experts, hidden, generator=make)
+        self.gate, self.dtype, self.is_biased = gate, dtype, False
+        self.packed = PackedExperts(library, experts, hidden, width, gate, dtype)
+        for expert in range(experts - 1):
+            gate_up = torch.cat([pack_matrix(part) for part in self.gate_up[expert].chunk(2)])
+            self.packed.put_gate_up(expert, gate_up)
+            self.packed.put_down(expert, pack_matrix(self.down[expert]))
+
+    def add_biases(self) -> None:
+        self.is_biased = True
+        self.packed.put_biases(*self.biases)
+
+    def exact(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros(x.shape, dtype=torch.float32)
+        for row, (of_row, by) in enumerate(zip(experts.tolist(), weights, strict=True)):
+            for expert, weight in zip(of_row, by, strict=True):
+                if expert < 0:
+                    continue
+                joint = self.gate_up[expert].float() @ x[row].float()
+                joint = joint + self.biases[0][expert] if self.is_biased else joint
+                gated = _joined(joint[None], self.gate)[0].to(self.dtype).float()
+                result = self.down[expert].float() @ gated
+                out[row] += weight * (result + self.biases[1][expert] if self.is_biased else result)
+        return out
+
+
+def routes(rows: int, top_k: int, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights and experts; some rows go nowhere, and none to the last expert."""
+    make = torch.Generator().manual_seed(rows)
+    chosen = torch.rand(rows, experts - 1, generator=make).topk(top_k).indices.to(torch.int32)
+    chosen[torch.rand(rows, generator=make) < 0.2] = -1
+    return torch.rand(rows, top_k, generator=make), chosen
+
+
+@given(
+    rows=st.integers(0, 70),
+    sizes=st.tuples(st.integers(1, 10), st.integers(1, 10)),
+    experts=st.integers(2, 9),
+    gate=st.sampled_from(GATES),
+    dtype=st.sampled_from((torch.float32, torch.bfloat16)),
+    is_biased=st.booleans(),
+    data=st.data(),
+)
+@settings(max_examples=examples(60), deadline=None)
+def test_each_row_gets_what_its_experts_give(
+    rows: int,
+    sizes: tuple[int, int],
+    experts: int,
+    gate: Gate,
+    dtype: torch.dtype,
+    is_biased: bool,
+    data: st.DataObject,
+) -> None:
+    library = SETS[data.draw(st.sampled_from([*SETS]))]
+    hidden, width = 16 * sizes[0], 16 * sizes[1]
+    if not takes_experts(library, dtype, hidden, width, gate):
+        assert (dtype, library.multiplies_bf16) == (torch.bfloat16, False)
+        return
+    layer = Layer(library, experts, hidden, width, gate, dtype)
+    if is_biased:
+        layer.add_biases()
+    x = torch.randn(rows, 2 * hidden, generator=torch.Generator().manual_seed(1)).to(dtype)[:, :hidden]
+    where = routes(rows, data.draw(st.integers(1, min(experts - 1, 4))), experts)
+    out = layer.packed(x, *where)
+    assert out.dtype == dtype
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(out.float(), layer.exact(x, *where), rtol=tolerance, atol=tolerance)
+
+
+def test_many_threads_give_what_one_gives(library: Library) -> None:
+    layer = Layer(library, 9, 256, 384, "silu", torch.float32)
+    x, where = torch.randn(130, 256), routes(130, 4, 9)
+    threads = torch.get_num_threads()
+    try:
+        outs = []
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            outs.append(layer.packed(x, *where))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(*outs)
+    torch.testing.assert_close(outs[0], layer.exact(x, *where), rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_no_number_stays_in_its_row(library: Library) -> None:
+    layer = Layer(library, 4, 64, 96, "silu", torch.float32)
+    x, (weights, experts) = torch.randn(9, 64), routes(9, 2, 4)
+    experts[4] = torch.tensor([0, 1])
+    x[4] = torch.nan
+    out = layer.packed(x, weights, experts)
+    others = torch.arange(9) != 4
+    assert out[4].isnan().all()
+    assert out[others].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "hidden", "width", "gate"),
+    [
+        (torch.float32, 24, 32, "silu"),
+        (torch.float32, 32, 40, "silu"),
+        (torch.float32, 32, 32, "gelu"),
+        (torch.float16, 32, 32, "silu"),
+    ],
+)
+def test_other_kinds_are_left_to_torch(
+    library: Library, dtype: torch.dtype, hidden: int, width: int, gate: Gate
+) -> None:
+    assert takes_experts(library, torch.float32, 32, 32, "silu")
+    assert not takes_experts(library, dtype, hidden, width, gate)
