@@ -185,7 +185,8 @@ def _device(resolved: Resolved) -> _Device | None:
     profile = resolved.profile
     if resolved.gpus and profile and profile.spec.gpu_memory:
         total = int(quantity(profile.spec.gpu_memory))
-        overhead = GPU_OVERHEAD + (NCCL_OVERHEAD if resolved.ranks.each > 1 else 0)
+        meets = resolved.ranks.each > 1 or resolved.ranks.together
+        overhead = GPU_OVERHEAD + (NCCL_OVERHEAD if meets else 0)
         return _Device(total, int(total * usable_share) - overhead, f"{_gib(total, 0)} (profile {profile.name})")
     if not resolved.gpus and resolved.memory:
         total = int(quantity(resolved.memory))

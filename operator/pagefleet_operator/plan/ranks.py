@@ -94,23 +94,12 @@ def _many_ports(ranks: Ranks, service: InferenceService) -> str:
 
 
 def _apart(ranks: Ranks) -> str:
-    """Return why experts cannot be whole on these ranks; empty: they can, or need not.
-
-    As in the engine's Parallelism and `data_group`: what it learns to do goes here.
-    """
-    if not ranks.expert:
+    """Return why experts cannot be whole on these ranks; empty: they can, or need not."""
+    if not ranks.expert or ranks.apart > 1:
         return ""
-    if ranks.tensor == ranks.data == 1:
-        return (
-            "gives all experts to one rank: raise parallelism.tensor, or parallelism.data, or leave out "
-            "parallelism.expert"
-        )
-    if ranks.together and ranks.gpus:
-        return (
-            f"makes {ranks.data} copies that share experts, which only CPUs can: leave out parallelism.data, and give "
-            "spec.replicas, or leave out parallelism.expert"
-        )
-    return ""
+    return (
+        "gives all experts to one rank: raise parallelism.tensor or parallelism.data, or leave out parallelism.expert"
+    )
 
 
 @dataclass(frozen=True, slots=True)

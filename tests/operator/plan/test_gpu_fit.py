@@ -239,6 +239,8 @@ MIXTURE = msgspec.structs.replace(FACTS, weights_bytes=60 * GIB, num_experts=60,
         (MIXTURE, {"tensor": 8}, 8, 1.0 + 6.5),
         (MIXTURE, {"tensor": 8, "expert": True}, 8, 1.0 + 52 * 8 / 60),
         (MIXTURE, {"tensor": 4, "pipeline": 2, "expert": True}, 8, 1.0 + 6.5),
+        (MIXTURE, {"data": 8, "expert": True}, 8, 8.0 + 52 * 8 / 60),
+        (MIXTURE, {"data": 4, "expert": True}, 8, 4.0 + 52 * 8 / 60),
         # Copies on one node's CPUs have the experts once.
         (MIXTURE, {"data": 4}, 0, 240.0),
         (MIXTURE, {"data": 4, "expert": True}, 0, 4 * 8.0 + 52.0),

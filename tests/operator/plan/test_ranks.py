@@ -77,6 +77,11 @@ def find(profiled: Any = None, **spec: Any) -> tuple[Ranks | str, dict[str, str]
         (None, {"parallelism": {"tensor": 2, "data": 2, "expert": True}}, Ranks(2, data=2, expert=True)),
         (
             None,
+            {"resources": {"gpus": 8}, "parallelism": {"data": 4, "expert": True}},
+            Ranks(2, data=4, gpus=8, expert=True),
+        ),
+        (
+            None,
             {"parallelism": {"data": 9, "expert": True}, "router": {"inferencePool": {}}},
             Ranks(data=9, expert=True),
         ),
@@ -126,17 +131,12 @@ def test_what_is_not_written_follows_from_what_is(profiled: Any, spec: Any, expe
             {"router": {"inferencePool": {}}},
             "with 9 data ranks an InferencePool has 8 ports, one for each data rank: lower it",
         ),
-        (None, {"parallelism": {"expert": True}}, "gives all experts to one rank: raise parallelism.tensor, or"),
+        (None, {"parallelism": {"expert": True}}, "gives all experts to one rank: raise parallelism.tensor or parall"),
         (None, {"parallelism": {"pipeline": 2, "expert": True}}, "gives all experts to one rank: raise parallelism.te"),
         (
             None,
             {"parallelism": {"data": 2, "expert": True}, "disaggregation": {}},
             "makes 2 data ranks one engine, and K/V goes from one cache to one: leave out disaggregation, or",
-        ),
-        (
-            {"resources": {"gpus": 4}},
-            {"parallelism": {"data": 4, "expert": True}},
-            "makes 4 copies that share experts, which only CPUs can: leave out parallelism.data, and give spec.repl",
         ),
     ],
 )
