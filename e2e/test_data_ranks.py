@@ -1,4 +1,5 @@
-"""An engine of two data ranks under `pagefleet up`: two engines for its router, also with prefill and decode apart."""
+"""An engine of two data ranks under `pagefleet up`: two engines for its router, also with prefill and decode apart; or
+one, whose ranks share experts."""
 
 from __future__ import annotations
 
@@ -12,13 +13,15 @@ import pytest
 from pagefleet_protocol import headers
 from pagefleet_protocol import metric_names as names
 
-from e2e.fleet_process import PATIENCE_S, SERVICE, FleetProcess
+from e2e.fleet_process import ENGINE_ARGS, PATIENCE_S, SERVICE, FleetProcess
 from tests.fakes.fleet_processes import child_pids
+from tests.fakes.small_model import write_small_model
 
 pytestmark = pytest.mark.fleet
 
 SENT = "pagefleet_engine_kv_transfer_sent_blocks_total"
 KNOWN = "pagefleet_router_kv_blocks"
+RANK_RUNNING = "pagefleet_engine_rank_requests_running"
 READY = 'pagefleet_router_endpoints{state="ready"}'
 BLOCK = 16
 FIRST = f"{SERVICE}-engine-0"
@@ -113,3 +116,23 @@ def test_prefill_ranks_compute_for_one_decode_engine(tmp_path_factory: pytest.Te
                 break
         assert min(sent.values()) > 0, sent
         fleet.until(lambda: fleet.received_blocks() > 0)  # figures come a moment after the answers
+
+
+def test_ranks_that_share_experts_are_one_engine_and_answer_as_one_does(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    kind = {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 4}
+    folder = write_small_model(tmp_path_factory.mktemp("mixture"), **kind)
+    engine = {"dtype": "float32", "args": [*ENGINE_ARGS, "--load-format", "dummy"]}
+    given = {"model": {"uri": folder.as_uri()}, "engine": engine}
+    prompts = [f"The quick brown fox {number}" for number in range(6)]
+    with FleetProcess(tmp_path_factory.mktemp("experts"), **given, parallelism={"data": 2, "expert": True}) as fleet:
+        fleet.until(lambda: route_to(fleet, [FIRST]))
+        together = ask_at_once(fleet.url, prompts)
+        assert {name for name, _, _ in together} == {FIRST}
+        ranks = [name for name in fleet.engine_metrics()[FIRST] if name.startswith(RANK_RUNNING)]
+        assert len(ranks) == 2, "it is one engine that tells of two ranks"
+        before = fleet.pids()[FIRST]
+        fleet.edit(parallelism={})
+        fleet.until(lambda: before not in fleet.pids().values() and fleet.serves(1))
+        assert [text for _, text, _ in ask_at_once(fleet.url, prompts)] == [text for _, text, _ in together]

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from e2e.kubernetes.cluster import Cluster, wait_until
 
 KILLER = Path(__file__).with_name("kill_pod.py")
 
 
-def kill_processes(cluster: Cluster, image: str, namespace: str, pod: dict[str, Any]) -> None:
-    """SIGKILL every process of a pod, as when memory runs out: nothing is told, nothing tidied up."""
+def kill_processes(
+    cluster: Cluster, image: str, namespace: str, pod: dict[str, Any], part: Literal["all", "child"] = "all"
+) -> None:
+    """SIGKILL every process of a pod, as when memory runs out, or one that its first has started: nothing is told,
+    nothing tidied up."""
     uid, node = pod["metadata"]["uid"], pod["spec"]["nodeName"]
-    container: dict[str, Any] = {"image": image, "command": ["python", "-c", KILLER.read_text(), uid]}
+    container: dict[str, Any] = {"image": image, "command": ["python", "-c", KILLER.read_text(), uid, part]}
     container["securityContext"] = {"runAsUser": 0, "privileged": True}
     run_on_node(cluster, namespace, {"hostPID": True, "nodeName": node, "containers": [{"name": "main", **container}]})
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from pagefleet_operator.plan.observed import Child
 from pagefleet_operator.render.drift import differences
+from pagefleet_protocol.endpoints import Endpoint
+from pagefleet_router.discovery.kubernetes import KubernetesSource, ServiceRef
+from pagefleet_router.discovery.slice_api import ApiAccess
 
 from tests.fakes import leader_worker_set_definition
-from tests.fakes.kube_control_plane import apply, wait_until
+from tests.fakes.kube_control_plane import ControlPlane, apply, wait_until
 from tests.kubernetes.conftest import CRD_PATH, is_established
 from tests.operator.render.service_table import TABLE, by_key
 
@@ -178,3 +183,90 @@ def test_a_manual_edit_is_a_difference_until_it_is_put_right(admin: httpx.Client
     mended = apply(admin, path_of(wanted), wanted, "pagefleet-operator").raise_for_status().json()
     assert differences(wanted, mended) == ()
     assert mended["metadata"]["labels"]["team"] == "search", "what others added is theirs"
+
+
+class Found:
+    """A sink that waits for a list of engines."""
+
+    def __init__(self) -> None:
+        self.engines: dict[str, str] = {}
+        """Addresses of those that get requests, by id."""
+
+    def replace(self, endpoints: Sequence[Endpoint]) -> None:
+        self.engines = {one.id: one.url for one in endpoints if not one.coming and not one.draining}
+
+    def explain(self, reason: str) -> None:
+        raise AssertionError(reason)
+
+
+def routed(access: ApiAccess, namespace: str, wanted: Mapping[str, str]) -> None:
+    """Wait until a router with these rights would know these engines."""
+    found = Found()
+
+    async def follow() -> None:
+        source = asyncio.create_task(KubernetesSource(access, ServiceRef(namespace, "qwen-engine", "m")).run(found))
+        try:
+            async with asyncio.timeout(60):
+                while found.engines != wanted:
+                    assert not source.done(), source.exception()
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            raise AssertionError(f"found {found.engines}, not {dict(wanted)}") from None
+        finally:
+            source.cancel()
+            await asyncio.wait({source})
+            await asyncio.sleep(0.25)  # TLS connections say goodbye after aiohttp calls them closed
+
+    asyncio.run(follow())
+
+
+@pytest.fixture
+def node(admin: httpx.Client) -> Iterator[str]:
+    """The name of a node without a kubelet: the controller leaves out pods that are on none."""
+    admin.post("/api/v1/nodes", json={"metadata": {"name": "node-1"}}).raise_for_status()
+    yield "node-1"
+    admin.delete("/api/v1/nodes/node-1").raise_for_status()
+
+
+def test_a_router_finds_each_data_rank_in_the_slices_of_a_real_controller(
+    control_plane: ControlPlane, admin: httpx.Client, restricted: str, owner: str, node: str, tmp_path: Path
+) -> None:
+    """With the rights that the operator gave it; and one engine where they share experts."""
+    if not control_plane.has_controllers:
+        pytest.skip("kube-controller-manager is absent: a Deployment makes no Pods")
+
+    def bring(name: str, **changes: Any) -> None:
+        case = replace(TABLE[name].changed(**changes), namespace=restricted, uid=owner)
+        for child in replace(case, kinds=case.kinds - ABSENT_KINDS).wanted():
+            apply(admin, path_of(child), child, "pagefleet-operator").raise_for_status()
+
+    def ready(ranks: int, address: str) -> str:
+        """Do what a kubelet does once the containers of a pod are ready; returns the pod's name."""
+        where = f"/api/v1/namespaces/{restricted}/pods"
+
+        def pending() -> str:
+            for pod in admin.get(where, params={"labelSelector": "app.kubernetes.io/component=engine"}).json()["items"]:
+                ports = [one["name"] for one in pod["spec"]["containers"][0]["ports"]]
+                if "podIP" not in pod["status"] and ports.count("state") == int(ranks > 1):
+                    return str(pod["metadata"]["name"])
+            return ""
+
+        name = wait_until(pending)
+        target = {"apiVersion": "v1", "kind": "Node", "name": node}
+        admin.post(f"{where}/{name}/binding", json={"metadata": {"name": name}, "target": target}).raise_for_status()
+        conditions = [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}]
+        status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "conditions": conditions}
+        headers = {"Content-Type": "application/merge-patch+json"}
+        admin.patch(f"{where}/{name}/status", json={"status": status}, headers=headers).raise_for_status()
+        return name
+
+    bring("data-ranks", router=None)
+    token = tmp_path / "token"
+    token.write_text(control_plane.token_of(restricted, "qwen-router"))
+    access = ApiAccess(control_plane.url, token, control_plane.ca_file)
+    two = ready(2, "10.1.0.7")
+    routed(access, restricted, {two: "http://10.1.0.7:8000", f"{two}.1": "http://10.1.0.7:8001"})
+
+    bring("data-ranks", router=None, parallelism={"data": 2, "expert": True})
+    one = ready(1, "10.1.0.8")
+    routed(access, restricted, {one: "http://10.1.0.8:8000"})
