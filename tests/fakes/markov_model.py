@@ -11,7 +11,9 @@ import torch
 from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep, BatchGeometry, Pages
 from pagefleet_engine.core.step import NewRow, ScheduledRow, ScheduledRows, StepPlan, StepResult
 from pagefleet_engine.ranks.stages import Stage
+from pagefleet_engine.ranks.turns import Turns
 from pagefleet_engine.worker.forward import EagerForward
+from pagefleet_engine.worker.halves import HalvedForward
 from pagefleet_engine.worker.model_runner import ModelRunner, RequestState, RunnerLimits
 from pagefleet_kernels.dispatch import Backend
 from pagefleet_protocol.sampling_params import SamplingParams
@@ -87,11 +89,12 @@ class Requests:
         del self.tokens[name]
         self._leaving.append(name)
 
-    def step(self, *names: str, chunk: int = 10_000) -> StepResult:
+    def step(self, *names: str, chunk: int = 10_000, in_halves: bool = False) -> StepResult:
         """Compute up to `chunk` tokens of each of these requests (by default all), in this order."""
         rows = [self._row(name, chunk) for name in names or tuple(self.tokens)]
         num_tokens = sum(row.num_new_tokens for row in rows)
-        plan = StepPlan(self._num_steps, self._leaving, self._entering, ScheduledRows.of(rows), num_tokens)
+        scheduled = ScheduledRows.of(rows)
+        plan = StepPlan(self._num_steps, self._leaving, self._entering, scheduled, num_tokens, in_halves=in_halves)
         self._num_steps += 1
         self._leaving, self._entering = [], []
         result = self.runner.execute(plan)
@@ -118,8 +121,9 @@ def make_runner(
     kernels: Backend | None = None,
     backend: NoAttention | None = None,
     stage: Stage | None = None,
+    turns: Turns | None = None,
 ) -> ModelRunner:
-    """A runner for steps of up to 256 tokens on the CPU."""
+    """A runner for steps of up to 256 tokens on the CPU; with `turns` it computes some in halves, as plans say."""
     limits = RunnerLimits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=256,
@@ -129,4 +133,6 @@ def make_runner(
     )
     pool = torch.zeros(1_000, 1, 2, 1, BLOCK_SIZE, 2)
     state = RequestState(limits, seed, pool.device, kernels, stage=stage)
-    return ModelRunner(model, EagerForward(model, backend or NoAttention()), pool, state, limits.vocab_size)
+    eager = EagerForward(model, backend or NoAttention())
+    forward = eager if turns is None else HalvedForward(eager, eager, turns)
+    return ModelRunner(model, forward, pool, state, limits.vocab_size)

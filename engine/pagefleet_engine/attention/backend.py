@@ -9,7 +9,7 @@ keeps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -120,6 +120,31 @@ class BatchGeometry:
     seq_lens: list[int] | None = None
     num_common_blocks: int = 0
     """Leading blocks that all rows share in the group of full attention, where that should be made use of."""
+
+    def part(self, rows: range, tokens: range) -> BatchGeometry:
+        """Of consecutive tokens, all of which are in these rows; the first and the last row may have others besides.
+        Lengths must be known on the host."""
+        assert self.query_lens is not None
+        assert self.seq_lens is not None
+        of_rows, of_tokens = slice(rows.start, rows.stop), slice(tokens.start, tokens.stop)
+        before = tokens.start - sum(self.query_lens[: rows.start])
+        behind = sum(self.query_lens[: rows.stop]) - tokens.stop
+        query_lens, seq_lens = self.query_lens[of_rows], self.seq_lens[of_rows]
+        query_lens[0] -= before
+        query_lens[-1] -= behind
+        seq_lens[-1] -= behind
+        ends_S = self.query_start_loc_S1[rows.start + 1 : rows.stop + 1]
+        starts_S1 = self.query_start_loc_S1[rows.start : rows.stop + 1] - tokens.start
+        return replace(
+            self,
+            query_start_loc_S1=starts_S1.clamp_(0, len(tokens)),
+            seq_lens_S=self.seq_lens_S[of_rows] - (ends_S - tokens.stop).clamp_(min=0),
+            block_tables=tuple(table_SB[of_rows] for table_SB in self.block_tables),
+            slot_mappings=tuple(slots_T[of_tokens] for slots_T in self.slot_mappings),
+            max_query_len=max(query_lens),
+            query_lens=query_lens,
+            seq_lens=seq_lens,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,8 @@ class StepPlan:
     """Request id -> tokens that follow those that the worker has, which were not sampled but forced."""
     sampled: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Request id -> tokens that were sampled since its last row, for stages that do not sample themselves."""
+    in_halves: bool = False
+    """Whether it is computed as two halves (`core/dual_batch.py`), as every data rank does then."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

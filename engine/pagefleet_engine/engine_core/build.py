@@ -16,6 +16,7 @@ from pagefleet_protocol.engine_facts import KvTransferFacts
 from pagefleet_engine.config import EngineConfig, default_cache_dir
 from pagefleet_engine.core.admission import ModelLimits
 from pagefleet_engine.core.cache_events import CacheEvents
+from pagefleet_engine.core.dual_batch import DualBatch
 from pagefleet_engine.core.kv_cache import KVCache
 from pagefleet_engine.core.micro_batches import StepStyle
 from pagefleet_engine.core.parking import Suppliers
@@ -40,7 +41,7 @@ from pagefleet_engine.nodes.leader import SeveralMachines
 from pagefleet_engine.nodes.ray_actors import RayMachines
 from pagefleet_engine.ranks.communicators import Communicators
 from pagefleet_engine.ranks.copies import CopyGroups
-from pagefleet_engine.ranks.parallelism import WHOLE
+from pagefleet_engine.ranks.parallelism import WHOLE, Parallelism
 from pagefleet_engine.ranks.together import TogetherHandles, patience_s
 from pagefleet_engine.startup import StartupTimes
 from pagefleet_engine.text.model_files import has_tokenizer
@@ -108,8 +109,14 @@ def build_core(
     _log.info("%s", times.describe())
     core = EngineCore(scheduler, executor, limits, name, grammars, processors)
     if waves is not None:
-        core.step_together(waves)
+        core.step_together(waves, _dual_batch(config.parallel))
     return core, ready
+
+
+def _dual_batch(parallel: Parallelism) -> DualBatch | None:
+    if not parallel.enable_dbo:
+        return None
+    return DualBatch(parallel.dbo_decode_token_threshold, parallel.dbo_prefill_token_threshold)
 
 
 def _kv_cache(config: EngineConfig, cache: CacheFacts, events: CacheEvents | None) -> KVCache:
@@ -164,7 +171,7 @@ def _load_copy(
     if not parallel.is_alone:
         return ProcessExecutor(config, folder, arch, times, machines=partial(ThisMachine, shares=shares))
     copies = CopyGroups(shares[0], WHOLE, on_gpu=resolve_device(config.model.device).type == "cuda")
-    executor = InProcessExecutor(config, folder, arch, times, Communicators(data=copies.data))
+    executor = InProcessExecutor(config, folder, arch, times, Communicators(data=copies.data, halves=copies.halves))
     copies.end_loading(patience_s(parallel))
     return executor
 

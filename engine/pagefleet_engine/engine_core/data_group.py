@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.engine_core.waves import Waves
 from pagefleet_engine.errors import ConfigError, EngineDead
 from pagefleet_engine.models.arch import ModelArch
+from pagefleet_engine.ranks.group import Reduction
 from pagefleet_engine.ranks.parallelism import Parallelism
 from pagefleet_engine.ranks.shared_memory import SharedGroup
 from pagefleet_engine.ranks.together import TogetherHandles, WaveBoard, patience_s
+from pagefleet_engine.worker.device import resolve_device
 
 
 class DataGroup:
@@ -29,13 +33,14 @@ class DataGroup:
     def waves(self, parallel: Parallelism) -> Waves:
         """Return the copy's waves, once it has loaded: from now on others are waited for with patience only."""
         self._agreement.patience_s = patience_s(parallel)
-        return Waves(self._board, self._any_has_work)
+        all_divide = partial(self._agreed, "min") if parallel.enable_dbo else None
+        return Waves(self._board, partial(self._agreed, "max"), all_divide)
 
-    def _any_has_work(self, has_work: bool) -> bool:
+    def _agreed(self, of_all: Reduction, own: bool) -> bool:
         """Raises EngineDead where the others cannot go on with this copy."""
-        told = torch.tensor([has_work], dtype=torch.int32)
+        told = torch.tensor([own], dtype=torch.int32)
         try:
-            return bool(self._agreement.all_reduce(told, "max"))
+            return bool(self._agreement.all_reduce(told, of_all))
         except RuntimeError as error:
             raise EngineDead(f"data rank {self.copy} lost the step of the others: {error}") from error
 
@@ -53,4 +58,11 @@ def data_group(config: EngineConfig, arch: ModelArch, handles: TogetherHandles |
             f"the data ranks of a {arch.model_type} step together, and meet on one machine: leave "
             "distributed_executor_backend out"
         )
+    if config.parallel.enable_dbo and arch.steps_together:
+        raise ConfigError(
+            f"the layers of a {arch.model_type} exchange more than experts' tokens, and not of half a step: leave "
+            "enable_dbo out"
+        )
+    if config.parallel.enable_dbo and resolve_device(config.model.device).type != "cpu":
+        raise ConfigError("steps are computed in halves on CPUs alone: give --device cpu, or leave enable_dbo out")
     return DataGroup(handles, copy)

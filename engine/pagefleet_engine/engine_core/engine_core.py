@@ -10,9 +10,11 @@ import logging
 import select
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from pagefleet_engine.core.admission import ModelLimits
+from pagefleet_engine.core.dual_batch import DualBatch
 from pagefleet_engine.core.outputs import RequestUpdate
 from pagefleet_engine.core.request import FinishReason, Request, RequestStatus
 from pagefleet_engine.core.scheduler import Scheduler
@@ -57,6 +59,7 @@ class EngineCore:
         readers: Mapping[str, ArgumentReader] = MappingProxyType({}),
     ) -> None:
         self._waves: Waves | None = None
+        self._dual_batch: DualBatch | None = None
         self._readers = readers
         self._scheduler = scheduler
         self._executor = executor
@@ -69,9 +72,10 @@ class EngineCore:
         self._transfer_stats: Mapping[str, float] = {}
         self._transfer_stats_due = 0.0
 
-    def step_together(self, waves: Waves) -> None:
-        """From now on step with other data ranks, which cannot go on without this one."""
-        self._waves = waves
+    def step_together(self, waves: Waves, dual_batch: DualBatch | None = None) -> None:
+        """From now on step with other data ranks, which cannot go on without this one; `dual_batch`: says which steps
+        this one would divide, where they are divided."""
+        self._waves, self._dual_batch = waves, dual_batch
         self._steps = StepQueue(self._executor, fails_alone=False)
 
     @property
@@ -168,7 +172,8 @@ class EngineCore:
             if plan.num_tokens == 0 and not is_due:
                 break
             if self._waves is not None:
-                self._waves.begin()
+                divides = self._dual_batch is not None and self._dual_batch.divides(plan.rows.new)
+                plan = replace(plan, in_halves=self._waves.begin(divides))
             self._launch(plan)
             if self._waves is not None:
                 self._waves.stepped(has_work=not self._scheduler.only_parked)

@@ -21,6 +21,7 @@ from pagefleet_engine.layers.quantization_scheme import Quantization, Scheme
 from pagefleet_engine.layers.shard import Shard, shard_of
 from pagefleet_engine.ranks.group import Alone, RankGroup
 from pagefleet_engine.ranks.parallelism import All2All
+from pagefleet_engine.ranks.turns import Halves
 
 MERGED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -62,6 +63,8 @@ class Placement:
     """Each of them adds up and normalises tokens of its own."""
     data: RankGroup = field(default_factory=Alone)
     """The copies of the model that step together, by `ModelArch.steps_together` or for experts that they share."""
+    halves: Halves | None = None
+    """Where steps of these copies are computed in halves."""
     expert_parallel: bool = False
     """Ranks have some experts whole, not a part of each."""
     all2all_backend: All2All = "allgather_reducescatter"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pagefleet_engine.ranks.group import Alone, RankGroup
 from pagefleet_engine.ranks.parallelism import WHOLE, RankPart
 from pagefleet_engine.ranks.stages import StageLinks
+from pagefleet_engine.ranks.turns import Halves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,8 @@ class Communicators:
     """The ranks of its number in the copies of the model that step together, where its layers exchange something."""
     experts: RankGroup | None = None
     """All ranks of its stage, over all these copies; None: those of `tensor`, or of `data`."""
+    halves: Halves | None = None
+    """Where steps of these copies are computed in halves."""
     links: StageLinks = field(default_factory=StageLinks)
     """Its neighbours in the pipeline."""
     world: RankGroup | None = None

@@ -16,6 +16,7 @@ from pagefleet_engine.ranks.shared_handles import SharedHandles
 from pagefleet_engine.ranks.shared_memory import SharedGroup
 from pagefleet_engine.ranks.stages import NOBODY_LOOKS, Awaiting
 from pagefleet_engine.ranks.together import CopyShares
+from pagefleet_engine.ranks.turns import Halves, Turns
 
 _LOAD_PATIENCE = timedelta(hours=1)
 
@@ -32,6 +33,7 @@ class CopyGroups:
     Attributes:
         data: the ranks of its number.
         experts: all ranks of its stage, in the order of the copies; None: those of `data`.
+        halves: where steps are computed in halves.
 
     Raises:
         ConfigError: ranks with GPUs do not reach each other.
@@ -48,6 +50,9 @@ class CopyGroups:
         if shares.experts is not None:
             index = shares.copy * part.tensor_size + part.tensor
             self.experts = self._join(f"experts {part.stage}", shares.experts, index)
+        self.halves: Halves | None = None
+        if shares.second is not None:
+            self.halves = Halves(Turns(), self._join(f"second {part.stage} {part.tensor}", shares.second, shares.copy))
 
     def end_loading(self, patience_s: float) -> None:
         """From now on wait so long at most."""

@@ -70,6 +70,13 @@ class Parallelism:
     """Latest steps that tell how much each expert is wanted."""
     eplb_step_interval: Annotated[int, Between(1, 1_000_000)] = 3000
     """Steps from one time that experts move to the next."""
+    enable_dbo: bool = False
+    """With experts that data ranks share, compute large steps as two halves: one computes while tokens of the other
+    travel between ranks."""
+    dbo_decode_token_threshold: Annotated[int, Between(1, 1_000_000)] = 32
+    """Tokens from which on a step that only decodes is computed so, where all ranks have as many."""
+    dbo_prefill_token_threshold: Annotated[int, Between(1, 1_000_000)] = 512
+    """The same for steps with tokens of prompts."""
     pipeline_parallel_size: _Ranks = 1
     """Stages of consecutive layers, through which batches of requests pass one behind another: a process each, times
     tensor_parallel_size."""
@@ -116,6 +123,15 @@ class Parallelism:
             raise ConfigError(
                 f"num_redundant_experts is {self.num_redundant_experts}, and experts stay where they are: give "
                 "enable_eplb, or leave it out"
+            )
+        if self.enable_dbo and not (self.enable_expert_parallel and self.data_ranks > 1):
+            raise ConfigError(
+                "enable_dbo computes while tokens travel to experts of other data ranks: give enable_expert_parallel "
+                "and data_parallel_size of copies behind one port, or leave enable_dbo out"
+            )
+        if self.enable_dbo and self.world_size > 1:
+            raise ConfigError(
+                f"enable_dbo is for copies of one rank each, and {self.describe()}: leave it out, or enable_dbo"
             )
         self._check_copies()
         self._check_nodes()

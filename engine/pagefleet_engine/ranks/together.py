@@ -28,13 +28,16 @@ class CopyShares(msgspec.Struct, frozen=True, array_like=True):
     """Of the group of the ranks that have its number in each copy, which exchange tensors within a step."""
     experts: SharedHandles | None
     """Of the group of all ranks of its stage, over all copies; None: that is the group above."""
+    second: SharedHandles | None
+    """As `data`, for the second half of steps that are computed in halves; None: none are."""
     meeting: int
     """Of the memory that is the file of torch's store, where ranks with GPUs meet."""
 
     @property
     def fds(self) -> tuple[int, ...]:
         """All descriptors."""
-        return (*self.data.fds, *(() if self.experts is None else self.experts.fds), self.meeting)
+        groups = (self.data, self.experts, self.second)
+        return (*(fd for group in groups if group is not None for fd in group.fds), self.meeting)
 
 
 class TogetherHandles(msgspec.Struct, frozen=True, array_like=True):
@@ -44,8 +47,10 @@ class TogetherHandles(msgspec.Struct, frozen=True, array_like=True):
     """By the number of a rank: see CopyShares."""
     experts: Sequence[SharedHandles]
     """By stage: see CopyShares; none where each is one rank."""
+    second: Sequence[SharedHandles]
+    """By the number of a rank: see CopyShares; none where no step is computed in halves."""
     agreement: SharedHandles
-    """Of the group of the cores, which agrees on the end of a wave."""
+    """Of the group of the cores, which agrees on steps: which are computed in halves, and on the last of a wave."""
     board: int
     """Of the memory in which each core says which wave it calls for."""
     bells: Sequence[int]
@@ -56,14 +61,14 @@ class TogetherHandles(msgspec.Struct, frozen=True, array_like=True):
     @property
     def fds(self) -> tuple[int, ...]:
         """All of them."""
-        groups = (*self.data, *self.experts, self.agreement)
+        groups = (*self.data, *self.experts, *self.second, self.agreement)
         return (*(fd for group in groups for fd in group.fds), self.board, *self.bells, self.meeting)
 
     def of_rank(self, copy: int, rank: int) -> CopyShares:
         """What a rank of a copy needs of it."""
         abreast = len(self.data) // len(self.experts) if self.experts else 1
         experts = self.experts[rank // abreast] if self.experts else None
-        return CopyShares(copy, self.data[rank], experts, self.meeting)
+        return CopyShares(copy, self.data[rank], experts, self.second[rank] if self.second else None, self.meeting)
 
     def close(self) -> None:
         """Close what this process has of it; call this once."""
@@ -89,11 +94,12 @@ def make_together(parallel: Parallelism) -> TogetherHandles:
 
         data = groups(parallel.world_size, copies)
         experts = groups(parallel.pipeline_parallel_size if abreast > 1 else 0, copies * abreast)
+        second = groups(parallel.world_size if parallel.enable_dbo else 0, copies)
         (agreement,) = groups(1, copies)
         made.append(board := os.memfd_create("pagefleet-waves"))
         os.ftruncate(board, PAGE * (1 + 8 * copies // PAGE))
         made.append(meeting := os.memfd_create("pagefleet-meeting"))
-        return TogetherHandles(data, experts, agreement, board, make_bells(copies), meeting)
+        return TogetherHandles(data, experts, second, agreement, board, make_bells(copies), meeting)
 
 
 class WaveBoard:

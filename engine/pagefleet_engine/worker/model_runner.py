@@ -123,7 +123,7 @@ class ModelRunner:
         stage = self._stage
         stage.begin(plan.step_id)  # before all that may fail
         slots, slots_S = self._apply(plan)
-        rows = StepRows.of_plan(plan.rows, slots_S)
+        rows = StepRows.of_plan(plan.rows, slots_S, in_halves=plan.in_halves)
         rows.check(self._table)
         follows = len(plan.rows) > len(plan.new)
         if stage.is_first:

@@ -21,13 +21,15 @@ from pagefleet_engine.config import EngineConfig, default_cache_dir
 from pagefleet_engine.core.kv_groups import KVGroups
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.models.model import Model
-from pagefleet_engine.ranks.stages import Stage, StageLinks
+from pagefleet_engine.ranks.communicators import Communicators
+from pagefleet_engine.ranks.stages import Stage
 from pagefleet_engine.worker.device import keep_kernels
 from pagefleet_engine.worker.forward import EagerForward, Forward
 from pagefleet_engine.worker.graphs.capture import CudaGraphs
 from pagefleet_engine.worker.graphs.dispatcher import GraphDispatcher, coarser, resolve_sizes
 from pagefleet_engine.worker.graphs.graph_forward import GraphForward
 from pagefleet_engine.worker.graphs.modes import GraphMode, resolve_graph_mode
+from pagefleet_engine.worker.halves import HalvedForward
 from pagefleet_engine.worker.logits_processors import make_processors
 from pagefleet_engine.worker.model_runner import ModelRunner, RequestState, RunnerLimits
 from pagefleet_engine.worker.pool_memory import map_pool
@@ -88,16 +90,16 @@ class RunnerFactory:
         model: Model,
         groups: KVGroups,
         computing: Computing,
-        links: StageLinks,
+        communicators: Communicators,
     ) -> None:
-        """`groups` place the model's own layers.
+        """`groups` place the model's own layers; `communicators`: of its rank.
 
         Raises ConfigError for graphs that the device does not have, sizes or logits processors that cannot be."""
         self._config = config
         self._model, self._excerpt = model, model.excerpt()
         self._groups = groups
         self._dtype, self._kv_dtype = computing.dtype, computing.kv_dtype
-        self._links = links
+        self._links, self._halves = communicators.links, communicators.halves
         self._native = computing.native
         self._device = device = computing.device
         self._is_compiled = device.type != "cuda"
@@ -134,7 +136,8 @@ class RunnerFactory:
         backend = self._backend(pool, layout)
         seed, stage = self._config.model.seed, self._stage(limits)
         state = RequestState(limits, seed, self._device, processors=self._processors, stage=stage)
-        forward: Forward = EagerForward(self._model, backend)
+        eager = EagerForward(self._model, backend)
+        forward: Forward = eager
         graphs = None
         if self._graph_mode is not GraphMode.NONE:
             dispatcher = GraphDispatcher(
@@ -142,6 +145,8 @@ class RunnerFactory:
             )
             device_graphs = CudaGraphs(self._device)
             forward = graphs = GraphForward(self._model, backend, dispatcher, device_graphs, self._excerpt)
+        if self._halves is not None:
+            forward = HalvedForward(forward, eager, self._halves.turns)
         head = self._model.divided_head
         brief = EagerForward(self._excerpt, backend)
         runner = ModelRunner(self._model, forward, pool, state, limits.vocab_size, head)

@@ -38,13 +38,15 @@ class StepRows:
     """Where each row's tokens start among the T; the last entry is T."""
     sampling_R: Int64Array
     """Indices of the rows that sample."""
+    in_halves: bool = False
+    """Whether they are computed as two halves."""
 
     @classmethod
-    def of_plan(cls, rows: ScheduledRows, slots_S: Int64Array) -> StepRows:
+    def of_plan(cls, rows: ScheduledRows, slots_S: Int64Array, *, in_halves: bool = False) -> StepRows:
         """`slots_S` are the rows' in the request table."""
         first_S1 = np.zeros(len(rows) + 1, dtype=np.int64)
         rows.new.cumsum(out=first_S1[1:])
-        return cls(slots_S, rows.computed, rows.new, first_S1, rows.samples.nonzero()[0])
+        return cls(slots_S, rows.computed, rows.new, first_S1, rows.samples.nonzero()[0], in_halves)
 
     def check(self, table: RequestTable) -> None:
         """Assert that the rows ask for what the table has."""

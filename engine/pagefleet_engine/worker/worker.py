@@ -102,7 +102,7 @@ class Worker:
             self._model = self._compiled(self._model)
         computing = Computing(self._device, self._dtype, self._kv_dtype, self._native)
         own_groups = self.kv_groups.of_layers(self._layers)
-        self._factory = RunnerFactory(config, self._model, own_groups, computing, self._communicators.links)
+        self._factory = RunnerFactory(config, self._model, own_groups, computing, self._communicators)
         self._needs = KVNeeds(self.kv_groups, config.cache.block_size, config.scheduler.max_num_batched_tokens)
         self.cache = self._size_cache(max_model_len)
         """The KV pool; its `max_model_len` is the longest request that this worker takes."""
@@ -218,6 +218,7 @@ class Worker:
             machine=self._communicators.everyone,
             data=self._communicators.data,
             native=self._native,
+            halves=self._communicators.halves,
         )
 
     def _compiled(self, model: Model) -> Model:

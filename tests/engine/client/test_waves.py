@@ -17,6 +17,7 @@ from pagefleet_engine.errors import ConfigError, EngineDead
 from pagefleet_engine.settings import engine_config
 from pagefleet_protocol.sampling_params import SamplingParams
 
+from bench.record_steps import recorded, recording
 from tests.engine.client.test_async_client import ROOT, TOKENIZER, eventually, run
 
 pytestmark = pytest.mark.fleet
@@ -104,6 +105,60 @@ def test_copies_that_have_each_expert_once_among_them(
             assert 1 <= load.pop("pagefleet_engine_expert_busiest_ratio") <= len(load)
             assert len(load) == ranks * (2 if "tensor_parallel_size" in settings else 1)
         await together.close()
+
+    run(test)
+
+
+IN_HALVES = {
+    "enable_expert_parallel": True,
+    "enable_dbo": True,
+    "dbo_decode_token_threshold": 2,
+    "dbo_prefill_token_threshold": 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "ranks", "settings"),
+    [("qwen3_moe", 2, MOVING), ("deepseek_v3", 2, {"all2all_backend": "all2allv"})],
+)
+def test_copies_that_compute_in_halves(
+    family: str, ranks: int, settings: dict[str, object], make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Prompts and decodes, and steps in which a rank has nothing, which are whole."""
+    model = str(make_checkpoint(family))
+
+    async def test() -> None:
+        alone = await start(1, CORE_COMMAND, model=model)
+        expected = await all_tokens(alone)
+        await alone.close()
+        together = await start(ranks, recording(tmp_path), model=model, **IN_HALVES, **settings)
+        assert await all_tokens(together) == expected
+        await together.close()
+
+    run(test)
+    steps = recorded(tmp_path)
+    halved = [max(map(max, step["new"])) for step in steps if step["in_halves"]]
+    assert 1 in halved, "steps that decode"
+    assert max(halved) > 1, "steps with prompts"
+    assert any([] in step["new"] for step in steps)
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped", "failed"])
+def test_a_rank_that_is_lost_in_halves_ends_all(how: str, make_checkpoint: Callable[..., Path]) -> None:
+    """Also one that fails in the second half, while the first is on its way."""
+    program = "import sys; sys.path.insert(0, sys.argv[1]); from tests.fakes import failing_half; failing_half.run()"
+    command = CORE_COMMAND if how != "failed" else (sys.executable, "-c", program, str(ROOT))
+
+    async def test() -> None:
+        client = await start(2, command, model=str(make_checkpoint("qwen3_moe")), **IN_HALVES)
+        running = [asyncio.create_task(tokens(client, number, 400)) for number in range(8)]
+        if how != "failed":
+            await eventually(lambda: client.stats is not None and client.stats.steps > 20)
+            os.kill(client.core_pids[1], signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+        for task in running:
+            with pytest.raises(EngineDead):
+                await task
+        await client.close()
 
     run(test)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from pagefleet_engine.config import EngineConfig, ModelConfig, SchedulerConfig
+from pagefleet_engine.core.dual_batch import DualBatch
 from pagefleet_engine.core.step import StepPlan
 from pagefleet_engine.engine_core.data_group import DataGroup
 from pagefleet_engine.engine_core.engine_core import EngineCore
@@ -25,11 +26,16 @@ from pagefleet_protocol.sampling_params import SamplingParams
 from tests.fakes.scripted_core import scripted_core
 
 NUM_STEPS = 10_000
+RULES = DualBatch(decode_token_threshold=2, prefill_token_threshold=6)
+
+
+def several(size: int, *, in_halves: bool = False) -> Parallelism:
+    return Parallelism(data_parallel_size=size, enable_expert_parallel=in_halves, enable_dbo=in_halves)
 
 
 @contextlib.contextmanager
 def shared(size: int) -> Iterator[TogetherHandles]:
-    handles = make_together(Parallelism(data_parallel_size=size))
+    handles = make_together(several(size))
     try:
         yield handles
     finally:
@@ -39,7 +45,9 @@ def shared(size: int) -> Iterator[TogetherHandles]:
 class Rank:
     """A real core over a scripted worker, whose every step meets those of the other ranks."""
 
-    def __init__(self, handles: TogetherHandles, index: int, max_in_flight: int = 1) -> None:
+    def __init__(
+        self, handles: TogetherHandles, index: int, max_in_flight: int = 1, rules: DualBatch | None = None
+    ) -> None:
         self.index = index
         self.random = random.Random(index)
         self.steps = self.num_empty = 0
@@ -48,20 +56,25 @@ class Rank:
         self.error: Exception | None = None
         self.bell = Doorbell(handles.bells[index])
         self.copies = CopyGroups(handles.of_rank(index, 0), WHOLE)
-        parallel = Parallelism(data_parallel_size=len(handles.bells))
+        parallel = several(len(handles.bells), in_halves=rules is not None)
         scheduler = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=32)
         config = EngineConfig(model=ModelConfig(model="fake"), scheduler=scheduler)
         self.core: EngineCore = scripted_core(config, self._meet, max_in_flight=max_in_flight)
-        self.core.step_together(DataGroup(handles, index).waves(parallel))
+        self.num_halved = 0
+        self._rules = rules
+        self.core.step_together(DataGroup(handles, index).waves(parallel), rules)
         self.copies.end_loading(9.0)
 
     def _meet(self, plan: StepPlan) -> None:
-        """What the layers exchange: all must be at the same step."""
+        """What the layers exchange: all must be at the same step, and divide it if all would."""
         self.steps += 1
         self.num_empty += not plan.num_tokens
-        at = torch.tensor([self.steps, -self.steps])
+        self.num_halved += plan.in_halves
+        divides = self._rules is not None and self._rules.divides(plan.rows.new)
+        at = torch.tensor([self.steps, -self.steps, not divides])
         self.copies.data.all_reduce(at, "max")
-        assert at.tolist() == [self.steps, -self.steps], "the ranks are at different steps"
+        assert at.tolist()[:2] == [self.steps, -self.steps], "the ranks are at different steps"
+        assert plan.in_halves == (not at[2])
 
     def ask(self) -> None:
         self.num_asked += 1
@@ -111,11 +124,13 @@ def run(ranks: list[Rank], script: str) -> None:
 @pytest.mark.parametrize(("script", "max_in_flight"), [("all", 1), ("all", 2), ("one", 1), ("one", 3)])
 def test_ten_thousand_steps_with_ranks_that_have_nothing(script: str, max_in_flight: int) -> None:
     with shared(3) as handles:
-        ranks = [Rank(handles, index, max_in_flight) for index in range(3)]
+        ranks = [Rank(handles, index, max_in_flight, RULES) for index in range(3)]
         run(ranks, script)
         assert [rank.error for rank in ranks] == [None] * 3
         assert not any(rank.open for rank in ranks)
         assert len({rank.steps for rank in ranks}) == 1
+        assert len({rank.num_halved for rank in ranks}) == 1
+        assert (ranks[0].num_halved > 10) == (script == "all")
         assert ranks[0].num_asked > 100
         empty = [rank.num_empty for rank in ranks]
         assert all(empty)

@@ -22,6 +22,7 @@ from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.models.model import Model
 from pagefleet_engine.ranks.group import Alone, RankGroup, gloo_group
 from pagefleet_engine.ranks.parallelism import All2All
+from pagefleet_engine.ranks.turns import Halves, Turns
 from pagefleet_engine.worker.expert_balance import ExpertBalancer
 from pagefleet_engine.worker.forward import NoTokens
 from torch import Tensor
@@ -140,6 +141,46 @@ def test_each_copy_computes_what_one_rank_would(
 
     def rank(ranks: RankGroup) -> list[Tensor]:
         return logits(load(folder, placed(backend, data=ranks)), prompts[ranks.index])
+
+    found: list[list[Tensor]] = on_ranks(size, rank)
+    for own, got in zip(prompts, found, strict=False):
+        for expected, one in zip(logits(alone, [prompt for prompt in own if len(prompt)]), got, strict=True):
+            assert (one - expected).abs().max() < 1e-4
+
+
+@torch.inference_mode()
+def logits_in_halves(model: Model, turns: Turns, prompt: Tensor) -> Tensor:
+    """Of a prompt whose second half attends to the first."""
+    sequence, cut, positions = DenseSequence(), len(prompt) // 2, torch.arange(len(prompt))
+
+    def half(tokens: slice) -> Callable[[], Tensor]:
+        own = prompt[tokens]
+        return torch.inference_mode()(lambda: model.forward(own, positions[tokens], DenseStep([(sequence, len(own))])))
+
+    return model.logits(torch.cat(turns.take(half(slice(cut)), half(slice(cut, None)))))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("family", "size"), [("qwen3_moe", 2), ("deepseek_v3", 3), ("llama4_text", 2)])
+def test_a_step_in_halves_computes_what_one_rank_would(
+    family: str, size: int, backend: All2All, make_checkpoint: Make
+) -> None:
+    """Between steps that are whole, some of which have no tokens on a rank."""
+    folder, store = make_checkpoint(family), HashStore()
+    lengths = [[40, 7, 2, 33], [3, 0, 21, 6], [2, 9, 2, 17]]
+    prompts = [[torch.arange(3, 3 + length) for length in own] for own in lengths]
+    alone = load(folder, Placement(torch.float32, CPU, use_kernels=False))
+
+    def rank(ranks: RankGroup) -> list[Tensor]:
+        second, _ = gloo_group(store, ranks.index, ranks.size, timedelta(seconds=60))
+        halves = Halves(Turns(), second)
+        model, own, found = load(folder, replace(placed(backend, data=ranks), halves=halves)), prompts[ranks.index], []
+        for step in range(4):
+            if step == 1:
+                found += logits(model, own[step : step + 1])
+            else:
+                found.append(logits_in_halves(model, halves.turns, own[step]))
+        return found
 
     found: list[list[Tensor]] = on_ranks(size, rank)
     for own, got in zip(prompts, found, strict=False):

@@ -81,6 +81,13 @@ def test_experts_among_ranks() -> None:
         Parallelism(tensor_parallel_size=4, enable_expert_parallel=True).check_experts(0)
     with pytest.raises(ConfigError, match=r"^enable_eplb moves whole experts between ranks: give enable_expert_paral"):
         Parallelism(tensor_parallel_size=2, enable_eplb=True)
+    needed = r"^enable_dbo computes while tokens travel .*: give enable_expert_parallel and data_parallel_size"
+    with pytest.raises(ConfigError, match=needed):
+        Parallelism(tensor_parallel_size=2, enable_expert_parallel=True, enable_dbo=True)
+    with pytest.raises(ConfigError, match=needed):
+        Parallelism(data_parallel_size=2, enable_dbo=True)
+    with pytest.raises(ConfigError, match="dbo_decode_token_threshold"):
+        Parallelism(dbo_decode_token_threshold=0)
     with pytest.raises(ConfigError, match=r"^num_redundant_experts is 2, and experts stay where they are: give enable"):
         Parallelism(tensor_parallel_size=2, enable_expert_parallel=True, num_redundant_experts=2)
     moving = Parallelism(tensor_parallel_size=2, enable_expert_parallel=True, enable_eplb=True, num_redundant_experts=5)

@@ -11,7 +11,7 @@ exchange rows, S rows that this one sends.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -24,6 +24,7 @@ from pagefleet_engine.layers.moe.routing import NOWHERE, Routes
 from pagefleet_engine.layers.shard import Shard
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.ranks.group import RankGroup
+from pagefleet_engine.ranks.turns import Turns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,6 +126,28 @@ class AllToAllExchange:
         return Delivery(x_RD, on_rank(came, self._own), finalize)
 
 
+class ExchangeOfHalves:
+    """A half of a step computes while rows of the other travel, each half's through ranks of their own: nothing says
+    whose come first."""
+
+    __slots__ = ("_of_halves", "_turns")
+
+    def __init__(self, turns: Turns, of_halves: tuple[Exchange, Exchange]) -> None:
+        """The first of these also for steps that are whole."""
+        self._turns, self._of_halves = turns, of_halves
+
+    def prepare(self, x_TD: Tensor, routes: Routes) -> Delivery:
+        """See Exchange."""
+        with self._turns.away():
+            sent = self._of_halves[self._turns.half].prepare(x_TD, routes)
+
+        def finalize(sums_RD: Tensor) -> Tensor:
+            with self._turns.away():
+                return sent.finalize(sums_RD)
+
+        return replace(sent, finalize=finalize)
+
+
 def _packed(routes: Routes) -> Tensor:
     """In one int32 tensor [T, 2K], for one message."""
     return torch.cat([routes.weights_TK.contiguous().view(torch.int32), routes.experts_TK], -1)
@@ -169,8 +192,16 @@ def own_experts(num_experts: int, placement: Placement) -> OwnExperts:
     own, of_copies = slots[rank], slots[tensor.index :: tensor.size]
     exchange: Exchange = TensorExchange(own)
     if data.size > 1:
-        gathers = placement.all2all_backend == "allgather_reducescatter"
-        exchange = GatherExchange(data, own) if gathers else AllToAllExchange(data, of_copies, placement.device)
+        exchange = _between_copies(data, own, of_copies, placement)
+        if (halves := placement.halves) is not None:
+            of_second = _between_copies(halves.data, own, of_copies, placement)
+            exchange = ExchangeOfHalves(halves.turns, (exchange, of_second))
     experts = Shard(num_experts, (slot_ranges(num_experts, 0, size)[rank],))
     moving = None if balance is None else ExpertMap(num_experts, slots, placement.device)
     return OwnExperts(experts, len(own), exchange, moving)
+
+
+def _between_copies(data: RankGroup, own: range, of_copies: Sequence[range], placement: Placement) -> Exchange:
+    if placement.all2all_backend == "allgather_reducescatter":
+        return GatherExchange(data, own)
+    return AllToAllExchange(data, of_copies, placement.device)
