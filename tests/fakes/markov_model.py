@@ -12,7 +12,7 @@ from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep, Bat
 from pagefleet_engine.core.step import NewRow, ScheduledRow, ScheduledRows, StepPlan, StepResult
 from pagefleet_engine.ranks.stages import Stage
 from pagefleet_engine.ranks.turns import Turns
-from pagefleet_engine.worker.forward import EagerForward
+from pagefleet_engine.worker.forward import EagerForward, Forward
 from pagefleet_engine.worker.halves import HalvedForward
 from pagefleet_engine.worker.model_runner import ModelRunner, RequestState, RunnerLimits
 from pagefleet_kernels.dispatch import Backend
@@ -134,5 +134,5 @@ def make_runner(
     pool = torch.zeros(1_000, 1, 2, 1, BLOCK_SIZE, 2)
     state = RequestState(limits, seed, pool.device, kernels, stage=stage)
     eager = EagerForward(model, backend or NoAttention())
-    forward = eager if turns is None else HalvedForward(eager, eager, turns)
+    forward: Forward = eager if turns is None else HalvedForward(eager, eager, turns)
     return ModelRunner(model, forward, pool, state, limits.vocab_size)

@@ -39,6 +39,10 @@ class HalvedForward:
         first, second = (partial(self._compute, _part(step, half)) for half in halves(rows.new_S))
         return torch.cat(self._turns.take(first, second))
 
+    def run_empty(self, inputs: StepInputBuilder) -> None:
+        """See Forward. Such a step is whole on all ranks."""
+        self._whole.run_empty(inputs)
+
     @torch.inference_mode()  # it is a thread's own
     def _compute(self, inputs: StepInputs) -> Tensor:
         return self._eager.compute(inputs)

@@ -24,8 +24,8 @@ def tokens_of(batch: BatchGeometry) -> list[Seen]:
     assert starts[0] == 0
     assert (query_lens, lens) == (batch.query_lens, batch.seq_lens)
     assert batch.max_query_len == max(query_lens)
-    (tables,), (slots,) = batch.block_tables, batch.slot_mappings
-    tables, slots = tables.tolist(), slots.tolist()
+    (tables_SB,), (slots_T,) = batch.block_tables, batch.slot_mappings
+    tables, slots = tables_SB.tolist(), slots_T.tolist()
     assert len(tables) == len(lens)
     assert len(slots) == sum(query_lens)
     return [
