@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
@@ -124,9 +125,10 @@ def test_ranks_that_share_experts_are_one_engine_and_answer_as_one_does(
     kind = {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 4}
     folder = write_small_model(tmp_path_factory.mktemp("mixture"), **kind)
     engine = {"dtype": "float32", "args": [*ENGINE_ARGS, "--load-format", "dummy"]}
-    given = {"model": {"uri": folder.as_uri()}, "engine": engine}
+    model = {"uri": folder.as_uri()}
     prompts = [f"The quick brown fox {number}" for number in range(6)]
-    with FleetProcess(tmp_path_factory.mktemp("experts"), **given, parallelism={"data": 2, "expert": True}) as fleet:
+    spec: dict[str, Any] = {"model": model, "engine": engine, "parallelism": {"data": 2, "expert": True}}
+    with FleetProcess(tmp_path_factory.mktemp("experts"), **spec) as fleet:
         fleet.until(lambda: route_to(fleet, [FIRST]))
         together = ask_at_once(fleet.url, prompts)
         assert {name for name, _, _ in together} == {FIRST}
