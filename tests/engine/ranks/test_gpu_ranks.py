@@ -39,6 +39,15 @@ def test_two_gpus_give_the_tokens_of_one(family: str, cuda_graphs: str, make_che
     assert tokens(folder, 2, cuda_graphs=cuda_graphs) == tokens(folder, 1, cuda_graphs=cuda_graphs)
 
 
+@pytest.mark.parametrize("backend", ["allgather_reducescatter", "all2allv"])
+def test_two_copies_that_share_experts_give_the_tokens_of_one_gpu(
+    backend: str, make_checkpoint: Callable[..., Path]
+) -> None:
+    folder = make_checkpoint("qwen3_moe")
+    shared = tokens(folder, 1, data_parallel_size=2, enable_expert_parallel=True, all2all_backend=backend)
+    assert shared == tokens(folder, 1)
+
+
 @pytest.mark.parametrize("ranks", [(2, 1), (1, 2)], ids=str)
 def test_kv_passes_between_engines_of_one_gpu_and_of_two(ranks: tuple[int, int]) -> None:
     found = check_engines("tcp", "cuda", 120, ranks=ranks)
