@@ -44,7 +44,8 @@ DType = Annotated[
     ),
 ]
 STREAMED = "runai_streamer"
-LoadFormat = Literal["auto", "safetensors", "dummy", "runai_streamer"]
+SHARDED = "sharded_state"
+LoadFormat = Literal["auto", "safetensors", "dummy", "runai_streamer", "sharded_state"]
 Policy = Literal["fcfs", "priority"]
 Device = Literal["auto", "cpu", "cuda"]
 Quantization = Literal["fp8"]
@@ -96,7 +97,8 @@ class ModelConfig:
     what the one in there does; vllm, none: OpenAI's defaults."""
     load_format: LoadFormat = "auto"
     """dummy: random weights, for measuring without a checkpoint. runai_streamer: weights of a store are read from there
-    into place, with no copy on disk; by pagefleet's own code."""
+    into place, with no copy on disk; by pagefleet's own code. sharded_state: a folder of LLM(...).save_sharded_state(),
+    of which each rank reads its own files alone."""
     seed: int = 0
     """Of dummy weights, and of sampling without a seed of its own."""
     device: Device = "auto"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -198,6 +199,15 @@ class LLM:
     def stats(self) -> CoreStats:
         """Return the engine's gauges and running totals."""
         return self.llm_engine.stats()
+
+    def save_sharded_state(self, path: str | Path) -> None:
+        """Write the model into a new folder for `load_format="sharded_state"`, for ranks as this engine has them.
+
+        Raises:
+            ConfigError: the folder is not empty, or such weights cannot be saved so.
+            ModelLoadError: the checkpoint cannot be read.
+        """
+        self.llm_engine.save_sharded_state(path)
 
     def shutdown(self) -> None:
         """Free the model's memory, once what `kv_connector` stores on disk is there. The object is of no use then."""

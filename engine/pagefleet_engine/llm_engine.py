@@ -89,7 +89,7 @@ class LLMEngine:
 
     def __init__(self, model: str, *, skip_tokenizer_init: bool = False, **settings: Any) -> None:
         given = engine_config({**UNBOUNDED, **known_settings(settings), "model": str(model)})
-        config = with_local_model(given, os.environ)
+        self._config = config = with_local_model(given, os.environ)
         folder = resolve_model_folder(config.model.model)
         self._tokenizer_folder = Path(config.model.tokenizer) if config.model.tokenizer else folder
         self.tokenizer: Tokenizer | None = None
@@ -129,6 +129,19 @@ class LLMEngine:
     def startup_seconds(self) -> Mapping[str, float]:
         """Phase of the start -> seconds it took."""
         return self._ready.startup_seconds
+
+    def save_sharded_state(self, path: str | Path) -> None:
+        """Write the model into a new folder for `load_format="sharded_state"`, for ranks as this engine has them.
+
+        Raises:
+            ConfigError: the folder is not empty, or such weights cannot be saved so.
+            ModelLoadError: the checkpoint cannot be read.
+        """
+        from pagefleet_engine.loader.save_shards import save_shards  # noqa: PLC0415 few need it, and it imports torch
+        from pagefleet_engine.models.config_file import read_arch  # noqa: PLC0415
+
+        folder = resolve_model_folder(self._config.model.model)
+        save_shards(self._config, read_arch(folder, self._config.model.hf_overrides), folder, Path(path))
 
     def add_request(
         self, request_id: str, prompt: Prompt, params: SamplingParams, *, lora_request: None = None, priority: int = 0

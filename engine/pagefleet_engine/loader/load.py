@@ -6,7 +6,8 @@ import hashlib
 import itertools
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.quantization.form import describe_forms
 from pagefleet_engine.layers.quantization_scheme import STORAGE
 from pagefleet_engine.layers.weight import Placement
+from pagefleet_engine.loader.checkpoint import TensorFile, TensorSource
 from pagefleet_engine.loader.memory import check_memory, free_bytes, weight_bytes
-from pagefleet_engine.loader.safetensors import Count, ForeignNames, count_for_nobody, fill_from_safetensors
+from pagefleet_engine.loader.safetensors import Count, ForeignNames, Reading, count_for_nobody, fill_from_safetensors
+from pagefleet_engine.loader.sharded import OwnShard, kept_alone, shard_files
 from pagefleet_engine.loader.weight_map import Destination, weight_map
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.model import Model, build_model
@@ -79,12 +82,12 @@ def load_model(
     folder: Path,
     arch: ModelArch,
     placement: Placement,
-    load_format: LoadFormat,
+    form: LoadFormat | OwnShard,
     seed: int,
     count: Count = count_for_nobody,
 ) -> Model:
-    """Build the model and fill it: from the folder's safetensors files, wherever it says that they are, or for `dummy`
-    with random weights of `seed`.
+    """Build the model and fill it: from the folder's safetensors files, wherever it says that they are, from a rank's
+    own, or for `dummy` with random weights of `seed`.
 
     What is quantized is up to the arch, not the placement. `count` is called as weights come.
 
@@ -101,15 +104,36 @@ def load_model(
     free = free_bytes(placement.device, placement.machine or placement.tensor)
     check_memory(weight_bytes(arch, model.weights(), placement), free, placement)
     destinations = weight_map(model.weights())
-    if load_format == "dummy":
+    if form == "dummy":
         fill_at_random(destinations, seed, count)
     else:
-        has_all = placement.layers is None and not placement.expert_parallel
-        elsewhere = () if has_all else weight_map(_whole(arch, placement).weights()).keys()
-        names = ForeignNames(arch.unused_weights, elsewhere)
-        streamed = load_format == STREAMED and streamed_from(folder) is not None
-        fill_from_safetensors(folder, destinations, arch.tie_word_embeddings, count, names, streamed)
+        names = foreign_names(arch, placement)
+        if isinstance(form, OwnShard):
+            destinations = kept_alone(destinations)
+        with _files(folder, form) as files:
+            fill_from_safetensors(folder, destinations, arch.tie_word_embeddings, count, names, Reading(files))
     return model
+
+
+@contextmanager
+def _files(folder: Path, form: LoadFormat | OwnShard) -> Iterator[Sequence[TensorSource] | None]:
+    """Where the weights are; None: in the folder's checkpoint."""
+    if isinstance(form, OwnShard):
+        yield [TensorFile(path, None) for path in shard_files(folder, form)]
+    elif form == STREAMED and streamed_from(folder) is not None:
+        from pagefleet_engine.loader.streamed import streamed_files  # noqa: PLC0415 few need a downloader's libraries
+
+        with streamed_files(folder) as files:
+            yield files
+    else:
+        yield None
+
+
+def foreign_names(arch: ModelArch, placement: Placement) -> ForeignNames:
+    """What of a checkpoint has no place in the part of a model that is placed so."""
+    has_all = placement.layers is None and not placement.expert_parallel
+    elsewhere = () if has_all else weight_map(_whole(arch, placement).weights()).keys()
+    return ForeignNames(arch.unused_weights, elsewhere)
 
 
 def _whole(arch: ModelArch, placement: Placement) -> Model:
@@ -129,13 +153,23 @@ def resolve_dtype(requested: DType, checkpoint: str, device: torch.device) -> to
     Raises:
         ModelLoadError: the checkpoint names a type that we cannot read.
     """
-    if checkpoint not in _CHECKPOINT_TYPES:
-        raise ModelLoadError(f"config.json: dtype {checkpoint} is not supported; give {', '.join(_CHECKPOINT_TYPES)}")
+    stored = checkpoint_dtype(requested, checkpoint)
     if requested != "auto":
-        return _TYPES[requested]
+        return stored
     if device.type != "cpu":
         return torch.float16 if checkpoint == "float16" else torch.bfloat16
     return torch.bfloat16 if cpu_has_native_bfloat16() else torch.float32
+
+
+def checkpoint_dtype(requested: DType, checkpoint: str) -> torch.dtype:
+    """`requested`, or for `auto` the checkpoint's type; float32 of float64.
+
+    Raises:
+        ModelLoadError: the checkpoint names a type that we cannot read.
+    """
+    if checkpoint not in _CHECKPOINT_TYPES:
+        raise ModelLoadError(f"config.json: dtype {checkpoint} is not supported; give {', '.join(_CHECKPOINT_TYPES)}")
+    return _TYPES[requested] if requested != "auto" else _TYPES.get(checkpoint, torch.float32)
 
 
 def cpu_has_native_bfloat16() -> bool:

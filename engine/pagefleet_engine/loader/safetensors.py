@@ -14,7 +14,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,45 +117,35 @@ _FLOATING = ("F64", "F32", "F16", "BF16")
 _ONLY = {torch.float8_e4m3fn: ("F8_E4M3",), torch.int8: ("I8",), torch.uint8: ("U8",), torch.int32: ("I32",)}
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Which files are read, and by whom."""
+
+    files: Sequence[TensorSource] | None = None
+    """None: the checkpoint in the folder."""
+    reader: Reader | None = None
+    """None: that of the device."""
+
+
+CHECKPOINT = Reading()
+
+
 def fill_from_safetensors(
     folder: Path,
     destinations: Mapping[str, Destination],
     tied_head: bool,
     count: Count = count_for_nobody,
     foreign: ForeignNames = NONE_FOREIGN,
-    streamed: bool = False,
+    reading: Reading = CHECKPOINT,
 ) -> None:
     """Check names, shapes and types of all files first, then copy. What is `foreign` is passed over.
-
-    `streamed`: the folder says where the files are, and they are read there.
 
     Raises:
         ModelLoadError: the files do not hold exactly what the model needs.
     """
-    with _files_of(folder, streamed) as files:
-        _fill(folder, files, destinations, tied_head, count, foreign)
-
-
-@contextmanager
-def _files_of(folder: Path, streamed: bool) -> Iterator[Sequence[TensorSource]]:
-    """The checkpoint's files, wherever they are."""
-    if not streamed:
-        yield [TensorFile(path, wanted) for path, wanted in checkpoint_files(folder).items()]
-        return
-    from pagefleet_engine.loader.streamed import streamed_files  # noqa: PLC0415 only it needs a downloader's libraries
-
-    with streamed_files(folder) as files:
-        yield files
-
-
-def _fill(
-    folder: Path,
-    files: Sequence[TensorSource],
-    destinations: Mapping[str, Destination],
-    tied_head: bool,
-    count: Count,
-    foreign: ForeignNames,
-) -> None:
+    files = reading.files
+    if files is None:
+        files = [TensorFile(path, wanted) for path, wanted in checkpoint_files(folder).items()]
     layout = layout_of({name for file in files for name in file.names}, destinations)
     destinations = {layout.stored_name(name): destination for name, destination in destinations.items()}
     passed_over = [layout.stored_name(name) for name in (*foreign.unused, *(("lm_head.",) if tied_head else ()))]
@@ -165,7 +155,7 @@ def _fill(
         for name in file.names:
             if name in destinations:
                 _check_form(file, name, destinations[name])
-    reader = reader_for(next(iter(destinations.values())).weight.device)
+    reader = reading.reader or reader_for(next(iter(destinations.values())).weight.device)
     with ExitStack() as stack:
         opened = [(file, stack.enter_context(file.opened())) for file in files]
         tensors = [

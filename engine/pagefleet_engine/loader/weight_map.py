@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pagefleet_engine.layers.shard import Shard
+from pagefleet_engine.layers.shard import Shard, shard_of
 from pagefleet_engine.layers.weight import Weight, parts_of
 
 _IGNORABLE = (
@@ -34,11 +34,13 @@ class Destination:
 
     weight: Weight
     part: int
+    is_own: bool = False
+    """Whether the tensor holds no more than what is kept of it."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape that the tensor must have."""
-        return self.weight.stored_shapes[self.part]
+        return self.own_shape if self.is_own else self.weight.stored_shapes[self.part]
 
     @property
     def own_shape(self) -> tuple[int, ...]:
@@ -48,7 +50,7 @@ class Destination:
     @property
     def shards(self) -> tuple[Shard, ...]:
         """What is kept of each of its dimensions."""
-        return self.weight.shards[self.part]
+        return tuple(map(shard_of, self.own_shape)) if self.is_own else self.weight.shards[self.part]
 
 
 def weight_map(weights: Iterable[tuple[str, Weight]]) -> dict[str, Destination]:

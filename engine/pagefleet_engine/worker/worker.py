@@ -9,13 +9,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pagefleet_engine.config import EngineConfig, default_cache_dir
+from pagefleet_engine.config import SHARDED, EngineConfig, default_cache_dir
 from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.core.step import ExpertLoad, StepPlan
 from pagefleet_engine.errors import ConfigError, StepOutOfMemory
 from pagefleet_engine.layers.moe.balanced import Balance
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.load import load_model, resolve_dtype
+from pagefleet_engine.loader.sharded import OwnShard
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.model import Model
 from pagefleet_engine.models.quantization_config import settle_quantization
@@ -194,7 +195,8 @@ class Worker:
         """
         arch, config, count = self._arch, self._config.model, self._times.count
         with self._times.phase("weights"), naming_the_remedy("weights"):
-            model = load_model(folder, arch, self._placement(), config.load_format, config.seed, count)
+            shard = OwnShard.of(self._config.parallel, self._part) if config.load_format == SHARDED else None
+            model = load_model(folder, arch, self._placement(), shard or config.load_format, config.seed, count)
         own = "" if self._part.num_stages == 1 else f" layers {self._layers.start} to {self._layers.stop - 1}:"
         where = f"{self._num_threads} CPU threads" if self._device.type == "cpu" else str(self._device)
         _log.info("loaded %s:%s %s on %s", arch.model_type, own, _name(self._dtype), where)
