@@ -27,7 +27,16 @@ HERE = Path(__file__).parent
 SOURCES = HERE / "native"
 LIBRARY = HERE / "pagefleet_kernels" / "native" / "libpagefleet_kernels.so"
 
-OPTIONS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-exceptions", "-fno-rtti", "-fvisibility=default")
+OPTIONS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-fopenmp",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-math-errno",
+    "-fvisibility=default",
+)
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma")
 INSTRUCTION_SETS = {"avx512_bf16": (*_AVX512, "-mavx512bf16"), "avx512": _AVX512, "avx2": ("-mavx2", "-mfma")}
 """Of x86-64, and the compiler's options for each; `plain` is what every processor of the kind has."""
@@ -46,7 +55,7 @@ def compile_library(target: Path = LIBRARY) -> None:
         raise CannotCompile("no C++ compiler was found")
     sets = {**(INSTRUCTION_SETS if platform.machine() == "x86_64" else {}), "plain": ()}
     units = {"dispatch": ["dispatch.cpp"]}
-    for kernel, (name, flags) in itertools.product(("attention", "experts"), sets.items()):
+    for kernel, (name, flags) in itertools.product(("attention", "experts", "layers"), sets.items()):
         units[f"{kernel}_{name}"] = [f"-DISA={name}", *flags, f"{kernel}.cpp"]
     target.parent.mkdir(exist_ok=True)
     # Beside the target, so that it is replaced at once: others may be loading it.

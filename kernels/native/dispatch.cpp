@@ -14,7 +14,9 @@
     void attend_##isa(const Layer *, const Step *, const Plan *, const void *, int64_t, int64_t, void *, uint32_t *,    \
                       int64_t, int32_t);                                                                               \
     int64_t experts_room_##isa(const Experts *, int32_t);                                                              \
-    void run_experts_##isa(const Experts *, const Routed *, char *, int32_t);
+    void run_experts_##isa(const Experts *, const Routed *, char *, int32_t);                                          \
+    void norm_##isa(const Rows *, const void *, void *, const float *, float);                                         \
+    void rotate_##isa(const Rows *, void *, const Rotation *);
 
 extern "C" {
 EACH_SET(DECLARE)
@@ -27,12 +29,15 @@ struct InstructionSet {
                    int64_t, int32_t);
     int64_t (*experts_room)(const Experts *, int32_t);
     void (*run_experts)(const Experts *, const Routed *, char *, int32_t);
+    void (*norm)(const Rows *, const void *, void *, const float *, float);
+    void (*rotate)(const Rows *, void *, const Rotation *);
 };
 }
 
 namespace {
 
-#define ENTRY(isa) {#isa, room_##isa, part_##isa, attend_##isa, experts_room_##isa, run_experts_##isa},
+#define ENTRY(isa) \
+    {#isa, room_##isa, part_##isa, attend_##isa, experts_room_##isa, run_experts_##isa, norm_##isa, rotate_##isa},
 const InstructionSet SETS[] = {EACH_SET(ENTRY)};
 const int NUM_SETS = sizeof SETS / sizeof SETS[0];
 
@@ -61,7 +66,7 @@ const int64_t WORTH_A_THREAD = 1 << 13;
 
 extern "C" {
 
-int32_t abi_version() { return 1; }
+int32_t abi_version() { return 3; }
 
 // The best set first; null where there are no more.
 const InstructionSet *instruction_set(int32_t nth) {

@@ -47,6 +47,21 @@ struct Plan {
     int32_t *counters;  // zeros, for each tile that is cut and key head; left as zeros
 };
 
+// [T, heads, width], the last axis contiguous; weights of head h are `weight_stride` times h further on.
+struct Rows {
+    int64_t token_stride, head_stride;
+    int32_t tokens, heads, width, weight_stride, is_bf16, threads;
+};
+
+// Of queries and keys: a norm of each head where there is one, then the turn of its first `rotary_dim` numbers.
+struct Rotation {
+    const float *cos_sin;  // [T, rotary_dim]: cosines, then sines
+    const float *q_norm, *k_norm;  // [H] or null
+    float eps;
+    int32_t num_heads, rotary_dim;
+    int32_t neighbours;  // they turn against each other, not halves
+};
+
 struct PlanSize {
     int32_t tasks, slots, tiles;
     int32_t threads;  // that are worth their waking

@@ -19,9 +19,14 @@ def native_libraries() -> list[Library]:
         return []
 
 
-def native_backend(pool: torch.Tensor, layout: KVLayout, groups: KVGroups) -> NativeBackend:
-    """Skips the test where there are none."""
+def native_library() -> Library:
+    """The best one; skips the test where there is none."""
     libraries = native_libraries()
     if not libraries:
         pytest.skip("the kernels of the CPU were not compiled")
-    return NativeBackend(pool, layout, groups, libraries[0])
+    return libraries[0]
+
+
+def native_backend(pool: torch.Tensor, layout: KVLayout, groups: KVGroups) -> NativeBackend:
+    """Skips as `native_library` does."""
+    return NativeBackend(pool, layout, groups, native_library())

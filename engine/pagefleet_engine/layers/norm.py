@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from pagefleet_kernels.native.layers import NativeNorm
 from pagefleet_kernels.norm import layer_norm, rms_norm
 from pagefleet_kernels.quantize import Activations, QuantizeSpec
 from torch import Tensor
@@ -65,23 +66,23 @@ class Norm:
 class RMSNorm(Norm):
     """`x / sqrt(mean(x^2) + eps) * w`."""
 
-    __slots__ = ("_unit_offset", "_use_kernels", "eps", "weight_D")
+    __slots__ = ("_placement", "_unit_offset", "eps", "weight_D")
 
     def __init__(self, width: int, eps: float, placement: Placement, unit_offset: bool = False) -> None:
         super().__init__()
         self.weight_D: Tensor
         """As stored; only kernels read it."""
         self.eps, self._unit_offset = eps, unit_offset
-        self._use_kernels = placement.use_kernels
+        self._placement = placement
         self._slots = {"weight": Weight((width,), None, placement, self._install)}
 
     def _install(self, weight_D: Tensor) -> None:
-        if self._use_kernels:
+        if self._placement.use_kernels:
             self.weight_D = weight_D
             self._kernel = partial(rms_norm, weight_D=weight_D, eps=self.eps, unit_offset=self._unit_offset)
             self._apply = self._kernel
         else:
-            self._apply = _TorchNorm(weight_D, self.eps, self._unit_offset)
+            self._apply = _host_norm(self._placement, weight_D, self.eps, self._unit_offset)
 
 
 class LayerNorm(Norm):
@@ -119,7 +120,17 @@ class HeadNorm:
     key heads there are no weights for them.
     """
 
-    __slots__ = ("_apply", "_heads", "_kv_heads", "_slots", "eps", "unit_offset", "weights_H")
+    __slots__ = (
+        "_apply",
+        "_heads",
+        "_kv_heads",
+        "_placement",
+        "_slots",
+        "eps",
+        "factors_2H",
+        "unit_offset",
+        "weights_H",
+    )
 
     def __init__(
         self, heads: int, kv_heads: int, head_dim: int, eps: float, placement: Placement, unit_offset: bool = False
@@ -129,6 +140,9 @@ class HeadNorm:
         self.eps, self.unit_offset = eps, unit_offset
         self.weights_H: dict[str, Tensor] = {}
         """`q_norm` and `k_norm`, as stored."""
+        self.factors_2H: Tensor
+        """The same in float32, as they are multiplied by."""
+        self._placement = placement
         names = ("q_norm", "k_norm") if kv_heads else ("q_norm",)
         self._slots = {name: Weight((head_dim,), None, placement, partial(self._install, name)) for name in names}
 
@@ -145,9 +159,11 @@ class HeadNorm:
         self.weights_H[name] = weight_H
         if len(self.weights_H) < len(self._slots):
             return
+        factors_2H = torch.stack([self.weights_H[name] for name in self._slots]).to(torch.float32)
+        self.factors_2H = factors_2H.add_(1.0) if self.unit_offset else factors_2H
         heads = {"q_norm": self._heads, "k_norm": self._kv_heads}
         weight_MH = torch.cat([self.weights_H[name].expand(heads[name], -1) for name in self._slots])
-        self._apply = _TorchNorm(weight_MH, self.eps, self.unit_offset)
+        self._apply = _host_norm(self._placement, weight_MH, self.eps, self.unit_offset)
 
 
 class UnitHeadNorm(HeadNorm):
@@ -171,7 +187,7 @@ class ValueNorm:
         """`num_heads`: of queries and keys, which stand before the values."""
         ones_H = torch.ones(head_dim, dtype=placement.dtype, device=placement.device)
         self._num_heads = num_heads
-        self._apply: Callable[[Tensor], Tensor] = _TorchNorm(ones_H, eps, unit_offset=False)
+        self._apply = _host_norm(placement, ones_H, eps, unit_offset=False)
         if placement.use_kernels:
             self._apply = partial(rms_norm, weight_D=ones_H, eps=eps)
 
@@ -299,6 +315,13 @@ def projection_norm(
     if placement.tensor.size == 1:
         return ProjectionNorm(q_width.size, k_width.size, eps, placement)
     return DividedProjectionNorm(q_width, k_width, eps, placement)
+
+
+def _host_norm(placement: Placement, weight: Tensor, eps: float, unit_offset: bool) -> Callable[[Tensor], Tensor]:
+    """RMSNorm without Triton."""
+    if placement.native_layers is not None:
+        return NativeNorm(placement.native_layers, weight, eps, unit_offset)
+    return _TorchNorm(weight, eps, unit_offset)
 
 
 class _TorchNorm:

@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 from pagefleet_kernels.heads import prepare_heads
 from pagefleet_kernels.latents import prepare_latents
+from pagefleet_kernels.native.attention import MAX_HEAD_DIM
+from pagefleet_kernels.native.layers import rotate_heads
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep
@@ -71,11 +73,11 @@ class Rotation(Protocol):
 class RotaryEmbedding:
     """Makes a step's rotation: from a table for the kernel, computed for the step without."""
 
-    __slots__ = ("_placement", "_rope", "_rotary_dim", "_table_PR")
+    __slots__ = ("_head_dim", "_placement", "_rope", "_rotary_dim", "_table_PR")
 
     def __init__(self, rope: RopeParameters, head_dim: int, max_positions: int, placement: Placement) -> None:
         """`max_positions`: length of the table; without kernels positions have no bound."""
-        self._rope, self._placement = rope, placement
+        self._rope, self._head_dim, self._placement = rope, head_dim, placement
         self._rotary_dim = rope.rotary_dim(head_dim)
         self._table_PR: Tensor | None = None
         if placement.use_kernels and rope.rope_type != "none":
@@ -92,9 +94,16 @@ class RotaryEmbedding:
             return _KernelRotation(self._table_PR, positions_T)
         turns = angles(self._rope, self._rotary_dim, positions_T)
         cos, sin = turns.cos(), turns.sin()
-        cos_sin = torch.cat((cos, cos, -sin, sin), dim=-1).mul_(self._rope.magnitude)
-        cos_T1R, sin_T1R = cos_sin.to(self._placement.dtype).unsqueeze(1).chunk(2, dim=-1)
-        return _TorchRotation(cos_T1R, sin_T1R)
+        if self._placement.native_layers is not None and self._head_dim <= MAX_HEAD_DIM:
+            return _NativeRotation(self._placement, torch.cat((cos, sin), dim=-1).mul_(self._rope.magnitude))
+        return _torch_rotation(cos * self._rope.magnitude, sin * self._rope.magnitude, self._placement.dtype)
+
+
+def _torch_rotation(cos_TR: Tensor, sin_TR: Tensor, dtype: torch.dtype) -> _TorchRotation:
+    """By the angles' cosines and sines, float32 [T, R / 2]."""
+    cos_sin = torch.cat((cos_TR, cos_TR, -sin_TR, sin_TR), dim=-1)
+    cos_T1R, sin_T1R = cos_sin.to(dtype).unsqueeze(1).chunk(2, dim=-1)
+    return _TorchRotation(cos_T1R, sin_T1R)
 
 
 class _TorchRotation:
@@ -136,6 +145,41 @@ class _TorchRotation:
             return halves_TMR.view(*qk_TMH.shape[:-1], 2, self._half).mT.flatten(-2)
         swapped_TMH = qk_TMH.roll(self._half, -1)
         return torch.addcmul(qk_TMH * self._cos_T1R, swapped_TMH, self._sin_T1R)
+
+
+class _NativeRotation:
+    """Heads are normalised and rotated in one pass, in place."""
+
+    __slots__ = ("_cos_sin_TR", "_placement", "num_tokens")
+
+    def __init__(self, placement: Placement, cos_sin_TR: Tensor) -> None:
+        self._placement, self._cos_sin_TR = placement, cos_sin_TR
+        self.num_tokens = cos_sin_TR.shape[0]
+
+    def prepare(self, heads: Heads, qkv_TLH: Tensor, step: AttentionStep) -> Tensor:
+        """See Rotation."""
+        library, norm = self._placement.native_layers, heads.norm
+        num_heads, num_kv_heads = heads.num_heads, heads.num_kv_heads
+        assert library is not None, "it is made by a placement with compiled kernels"
+        rotate_heads(
+            library,
+            qkv_TLH[:, : num_heads + num_kv_heads],
+            num_heads,
+            self._cos_sin_TR,
+            norms_2H=None if norm is None else norm.factors_2H,
+            eps=0.0 if norm is None else norm.eps,
+            interleaved=heads.interleaved,
+        )
+        q_TNH, k_TKH, v_TKH = qkv_TLH.split_with_sizes((num_heads, num_kv_heads, num_kv_heads), 1)
+        if num_kv_heads:
+            step.write(heads.spec, k_TKH, v_TKH)
+        return q_TNH
+
+    def prepare_latents(self, heads: LatentHeads, q_TNH: Tensor, kept_TW: Tensor, step: AttentionStep) -> Tensor:
+        """See Rotation."""
+        cos_TR, sin_TR = self._cos_sin_TR.chunk(2, dim=-1)
+        by_torch = _torch_rotation(cos_TR, sin_TR, self._placement.dtype)
+        return by_torch.prepare_latents(heads, q_TNH, kept_TW, step)
 
 
 class _NoRotation:

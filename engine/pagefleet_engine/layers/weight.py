@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import Protocol
 
 import torch
+from pagefleet_kernels.native.attention import DTYPES
 from pagefleet_kernels.native.library import Library
 from torch import Tensor
 
@@ -79,6 +80,11 @@ class Placement:
     """The checkpoint's matrices have a row for each input."""
     native: Library | None = None
     """The compiled kernels of a CPU."""
+
+    @property
+    def native_layers(self) -> Library | None:
+        """The same where norms and rotation are theirs: not traced, in a type that they take."""
+        return None if self.traceable or self.dtype not in DTYPES else self.native
 
     def own_layers(self, num_layers: int) -> range:
         """Those of a model of so many that this rank's stage has."""

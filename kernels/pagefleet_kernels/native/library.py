@@ -11,7 +11,7 @@ import torch  # noqa: F401  brings the OpenMP that the library computes with: bo
 from pagefleet_kernels.errors import BackendUnavailableError
 
 LIBRARY = Path(__file__).with_name("libpagefleet_kernels.so")
-_ABI_VERSION = 1
+_ABI_VERSION = 3
 
 
 class Layer(Structure):
@@ -90,6 +90,35 @@ class Routed(Structure):
     )
 
 
+class Rows(Structure):
+    """See kernels.h."""
+
+    _fields_ = (
+        ("token_stride", c_int64),
+        ("head_stride", c_int64),
+        ("tokens", c_int32),
+        ("heads", c_int32),
+        ("width", c_int32),
+        ("weight_stride", c_int32),
+        ("is_bf16", c_int32),
+        ("threads", c_int32),
+    )
+
+
+class Rotation(Structure):
+    """See kernels.h."""
+
+    _fields_ = (
+        ("cos_sin", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("eps", c_float),
+        ("num_heads", c_int32),
+        ("rotary_dim", c_int32),
+        ("neighbours", c_int32),
+    )
+
+
 TASK_INTS = 9
 """Of a Task of kernels.h."""
 
@@ -102,6 +131,8 @@ class _InstructionSet(Structure):
         ("attend", c_void_p),
         ("experts_room", c_void_p),
         ("run_experts", c_void_p),
+        ("norm", c_void_p),
+        ("rotate", c_void_p),
     )
 
 
@@ -111,6 +142,8 @@ _ATTEND = ctypes.CFUNCTYPE(None, _LAYER, _STEP, _PLAN, c_void_p, c_int64, c_int6
 _EXPERTS = POINTER(Experts)
 _EXPERTS_ROOM = ctypes.CFUNCTYPE(c_int64, _EXPERTS, c_int32)
 _RUN_EXPERTS = ctypes.CFUNCTYPE(None, _EXPERTS, POINTER(Routed), c_void_p, c_int32)
+_NORM = ctypes.CFUNCTYPE(None, POINTER(Rows), c_void_p, c_void_p, c_void_p, c_float)
+_ROTATE = ctypes.CFUNCTYPE(None, POINTER(Rows), c_void_p, POINTER(Rotation))
 
 
 class Library:
@@ -122,6 +155,7 @@ class Library:
         self.room, self.part = _COUNT_OF(chosen.room), _COUNT_OF(chosen.part)
         self.attend = _ATTEND(chosen.attend)
         self.experts_room, self.run_experts = _EXPERTS_ROOM(chosen.experts_room), _RUN_EXPERTS(chosen.run_experts)
+        self.norm, self.rotate = _NORM(chosen.norm), _ROTATE(chosen.rotate)
         self.plan_attention = library.plan_attention
         self.plan_attention.argtypes = (_STEP, *[c_int32] * 5, c_void_p)
         self.plan_attention.restype = PlanSize

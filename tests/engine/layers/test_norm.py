@@ -9,6 +9,8 @@ import torch
 from pagefleet_engine.layers.norm import HeadNorm, ProjectionNorm, RMSNorm
 from pagefleet_engine.layers.weight import Placement
 
+from tests.fakes.native_kernels import native_library
+
 EPS = 1e-5
 
 
@@ -21,9 +23,10 @@ def exact(x: torch.Tensor, weight: torch.Tensor, unit_offset: bool = False) -> t
     return x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * (weight.double() + unit_offset)
 
 
-@pytest.fixture(params=[False, True], ids=["torch", "kernels"])
+@pytest.fixture(params=["torch", "kernels", "native"])
 def place(request: pytest.FixtureRequest) -> Placement:
-    return Placement(torch.float32, torch.device("cpu"), use_kernels=request.param)
+    native = native_library() if request.param == "native" else None
+    return Placement(torch.float32, torch.device("cpu"), use_kernels=request.param == "kernels", native=native)
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
