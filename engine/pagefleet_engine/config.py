@@ -167,8 +167,8 @@ class ExecutionConfig:
     """Kernels of attention on a GPU. flash: FlashAttention in torch 2.12 and later; it takes --block-size 256, or any
     block size where FlashAttention 3 is installed. auto: triton until flash has been measured to be faster."""
     native_kernels: bool = True
-    """On a CPU: attention and experts by compiled kernels, where the package has them and the processor is one of
-    theirs; else, and for K/V and experts that they do not read, torch computes."""
+    """On a CPU: attention, experts, norms and rotation by compiled kernels, where the package was made with a C++
+    compiler; else, and in types that they do not take (float16, fp8 K/V, latents), torch computes."""
     cuda_graphs: CudaGraphs = "auto"
     """Which steps are replayed as CUDA graphs; auto: full_and_piecewise on a GPU."""
     cuda_graph_sizes: Annotated[str, Words()] | None = None
