@@ -35,7 +35,7 @@ struct Step {
 struct Task {
     int32_t seq, query, num_queries;  // `query` counts within the sequence's new tokens
     int32_t key_begin, key_end;
-    int32_t slot;                   // first float of its partial result of key head 0, in results; -1: it is the whole
+    int32_t slot;                   // number of its partial result; -1: it is the whole tile
     int32_t first_slot, num_parts;  // of the tile
     int32_t tile;                   // number of the tile among those that are cut
 };

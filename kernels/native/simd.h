@@ -113,9 +113,17 @@ INLINE vf exp2_of(vf x) {
 typedef float v4 __attribute__((vector_size(16)));
 
 #if LANES == 16
-INLINE v4 quarter(vf x, int i) { return i == 0 ? (v4)_mm512_extractf32x4_ps((__m512)x, 0) : i == 1 ? (v4)_mm512_extractf32x4_ps((__m512)x, 1) : i == 2 ? (v4)_mm512_extractf32x4_ps((__m512)x, 2) : (v4)_mm512_extractf32x4_ps((__m512)x, 3); }
+INLINE v4 quarter(vf x, int i) {
+    if (i == 0) return (v4)_mm512_castps512_ps128((__m512)x);
+    if (i == 1) return (v4)_mm512_extractf32x4_ps((__m512)x, 1);
+    if (i == 2) return (v4)_mm512_extractf32x4_ps((__m512)x, 2);
+    return (v4)_mm512_extractf32x4_ps((__m512)x, 3);
+}
 #elif LANES == 8
-INLINE v4 quarter(vf x, int i) { return i == 0 ? (v4)_mm256_extractf128_ps((__m256)x, 0) : (v4)_mm256_extractf128_ps((__m256)x, 1); }
+INLINE v4 quarter(vf x, int i) {
+    if (i == 0) return (v4)_mm256_castps256_ps128((__m256)x);
+    return (v4)_mm256_extractf128_ps((__m256)x, 1);
+}
 #else
 INLINE v4 quarter(vf x, int) { return x; }
 #endif
