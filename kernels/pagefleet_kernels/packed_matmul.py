@@ -90,7 +90,7 @@ def packed_matmul(
 
     Groups are powers of two from 32 on. `tile` asks for the Triton kernel with this launch.
     """
-    _check(x_TI, weights, bias_O)
+    check_packed(x_TI, weights, bias_O)
     if choose_backend(x_TI.device, backend) == "torch":
         sums_TO = x_TI.float() @ weights.dequantize().t()
         return (sums_TO if bias_O is None else sums_TO + bias_O.float()).to(x_TI.dtype)
@@ -99,7 +99,8 @@ def packed_matmul(
     return _triton_matmul(x_TI, weights, bias_O, tile)
 
 
-def _check(x_TI: torch.Tensor, weights: PackedWeights, bias_O: torch.Tensor | None) -> None:
+def check_packed(x_TI: torch.Tensor, weights: PackedWeights, bias_O: torch.Tensor | None) -> None:
+    """Raises UnsupportedShapeError where no kernel has the product."""
     num_outputs, num_inputs, group = weights.numbers.shape[0], weights.num_inputs, weights.group
     if x_TI.dim() != 2 or x_TI.shape[1] != num_inputs or x_TI.stride(1) != 1 or x_TI.dtype not in _FLOATS:
         raise UnsupportedShapeError(
@@ -192,10 +193,7 @@ def _packed_matmul_kernel(  # type: ignore[no-untyped-def]
     inside_m, inside_n = m < num_tokens, n < OUTPUTS
     BYTES: tl.constexpr = BLOCK_K * BITS // 8
     j = tl.arange(0, BYTES)
-    # The input that a byte's number multiplies, or the first of its two.
-    k = j
-    if BITS == 4:
-        k = (j // 16) * 32 + j % 16
+    k = inputs_of(j, BITS)
     x_tile_ptr = x_ptr + m.to(tl.int64)[:, None] * stride_x + k[None, :]
     weight_tile_ptr = weight_ptr + n.to(tl.int64)[None, :] * stride_weight + j[:, None]
     scale_row_ptr = scale_ptr + n.to(tl.int64) * stride_scale
@@ -219,10 +217,10 @@ def _packed_matmul_kernel(  # type: ignore[no-untyped-def]
             part = sums
         if BITS == 4:
             upper_x = tl.load(x_tile_ptr + start + 16, mask=inside_m[:, None] & inside, other=0.0)
-            part = _multiply(x, (weight & 15).to(tl.int32) - zero, part, IEEE)
-            part = _multiply(upper_x, (weight >> 4).to(tl.int32) - zero, part, IEEE)
+            part = multiply_numbers(x, (weight & 15).to(tl.int32) - zero, part, IEEE)
+            part = multiply_numbers(upper_x, (weight >> 4).to(tl.int32) - zero, part, IEEE)
         else:
-            part = _multiply(x, weight.to(tl.int32) - zero, part, IEEE)
+            part = multiply_numbers(x, weight.to(tl.int32) - zero, part, IEEE)
         if GROUP == 0:
             sums = part
         else:
@@ -237,7 +235,16 @@ def _packed_matmul_kernel(  # type: ignore[no-untyped-def]
 
 
 @jit()
-def _multiply(x, numbers, sums, IEEE: tl.constexpr):  # type: ignore[no-untyped-def]
+def inputs_of(j, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The inputs that these bytes' numbers multiply, or the first of their two."""
+    k = j
+    if BITS == 4:
+        k = (j // 16) * 32 + j % 16
+    return k
+
+
+@jit()
+def multiply_numbers(x, numbers, sums, IEEE: tl.constexpr):  # type: ignore[no-untyped-def]
     """`sums + x numbers`; numbers of up to 8 bits are exact in any float type."""
     weight = numbers.to(tl.float32)
     if IEEE:  # the interpreter would multiply the bit patterns of bfloat16

@@ -6,6 +6,7 @@ import torch
 
 from pagefleet_kernels import reference
 from pagefleet_kernels.mxfp4 import dequantize_mxfp4
+from pagefleet_kernels.packed_matmul import PackedWeights
 
 
 def align_experts(
@@ -63,6 +64,26 @@ def grouped_matmul(
         if bias_EO is not None:
             product += bias_EO[expert].float()
         out_PO[pair_N] = (product if gate is None else _joined(product, gate)).to(out_dtype)
+    return out_PO
+
+
+def grouped_packed_matmul(
+    x_RI: torch.Tensor,
+    weights: PackedWeights,
+    num_rows: int,
+    pairs_BM: torch.Tensor,
+    experts_B: torch.Tensor,
+    out_PO: torch.Tensor,
+    top_k: int,
+    gate: str | None,
+) -> torch.Tensor:
+    """Twin of `packed_experts.grouped_packed_matmul`; fills and returns `out_PO`. `num_rows`: of each expert."""
+    for expert in sorted(set(experts_B.tolist()) - {-1}):
+        pair_N = pairs_BM[experts_B == expert].flatten()
+        pair_N = pair_N[pair_N < len(out_PO)].long()
+        matrix_OI = weights.rows(expert * num_rows, (expert + 1) * num_rows).dequantize()
+        product = x_RI[pair_N // top_k].float() @ matrix_OI.t()
+        out_PO[pair_N] = (product if gate is None else _joined(product, gate)).to(out_PO.dtype)
     return out_PO
 
 

@@ -37,6 +37,7 @@ from pagefleet_kernels import (
     mxfp4_experts,
     nonfinite,
     norm,
+    packed_experts,
     packed_matmul,
     quantize,
     rank_sum,
@@ -72,6 +73,7 @@ MODULES = (
     mxfp4_experts,
     nonfinite,
     norm,
+    packed_experts,
     packed_matmul,
     quantize,
     rank_sum,
@@ -299,6 +301,15 @@ def compile_experts() -> None:
         four = replace(biased, values_EOI=codes, scales=codes[..., :32].contiguous())
         product(x, four, blocks, x.dtype, top_k=top_k, gate="swigluoai", backend="triton")
         product(x.repeat(top_k, 1), four, blocks, x.dtype, backend="triton")
+        for bits, group in ((4, 128), (4, 32), (4, None), (8, 128)):
+            rows_of_all, width = num_experts * 512, 1024 * bits // 8
+            scales = torch.zeros(rows_of_all, 1024 // (group or 1024))
+            zeros = scales.to(torch.uint8)
+            packed = packed_matmul.PackedWeights(zeros.new_zeros(rows_of_all, width), scales, zeros, bits, group)
+            grouped = packed_experts.grouped_packed_matmul
+            grouped(x, packed, num_experts, blocks, top_k=top_k, gate="silu", backend="triton")
+            unshifted = replace(packed, zeros_OG=None)
+            grouped(x.repeat(top_k, 1), unshifted, num_experts, blocks, backend="triton")
         out = product(x.repeat(top_k, 1), plain, blocks, x.dtype, backend="triton")
         experts.combine_experts(out, chosen.float(), chosen, backend="triton")
         for spec in SPECS:

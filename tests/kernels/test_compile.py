@@ -25,6 +25,7 @@ KERNELS = {
     "_flag_nonfinite_kernel",
     "_grouped_kernel",
     "_grouped_mxfp4_kernel",
+    "_grouped_packed_kernel",
     "_latent_attention_kernel",
     "_join_blocks_kernel",
     "_listed_kernel",
@@ -72,6 +73,7 @@ FEW_BYTES, FEW_REGISTERS = 64, 128
 MULTIPLY = {
     "_grouped_kernel",
     "_grouped_mxfp4_kernel",
+    "_grouped_packed_kernel",
     "_latent_attention_kernel",
     "_packed_matmul_kernel",
     "paged_attention_kernel",

@@ -126,6 +126,15 @@ def test_every_kind_of_scale_serves(recipe: Recipe, make_checkpoint: Callable[..
     check(serve(quantize_checkpoint(make_checkpoint("llama", dtype="bfloat16"), tmp_path / "quantized", recipe)))
 
 
+def test_experts_of_a_few_bits_compute_what_a_cpu_does(
+    make_checkpoint: Callable[..., Path], on_cpu: Callable[..., list[list[int]]], tmp_path: Path
+) -> None:
+    folder = packed_checkpoint(make_checkpoint("qwen3_moe", moe_intermediate_size=64), tmp_path / "packed", AWQ)
+    served = serve(folder, computes=True, dtype="float32")
+    check(served)
+    assert served.tokens == on_cpu(folder, dtype="float32")
+
+
 def test_experts_in_four_bits_serve(make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     check(serve(mxfp4_checkpoint(make_checkpoint("gpt_oss", dtype="bfloat16"), tmp_path / "mxfp4")))
 

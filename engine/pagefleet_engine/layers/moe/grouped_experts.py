@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from pagefleet_kernels.expert_gates import Gate
 from pagefleet_kernels.experts import ExpertBlocks, ExpertWeights, align_experts, combine_experts, grouped_matmul
+from pagefleet_kernels.packed_experts import grouped_packed_matmul
+from pagefleet_kernels.packed_matmul import PackedWeights
 from pagefleet_kernels.quantize import QuantizeSpec, quantize
 from torch import Tensor
 
@@ -21,6 +23,9 @@ from pagefleet_engine.layers.quantization.form import Form
 from pagefleet_engine.layers.quantization.mxfp4 import Mxfp4Matrix
 from pagefleet_engine.layers.quantization.packed import PackedMatrix
 from pagefleet_engine.layers.quantization.slots import QuantizedMatrix
+
+PackedFormat = tuple[int, int | None]
+"""Bits of a number, and inputs of a group, as in `PackedWeights`."""
 
 
 class GroupedExperts:
@@ -71,7 +76,17 @@ class GroupedExperts:
 class _Stack:
     """One matrix of every expert, put side by side as they come."""
 
-    __slots__ = ("_block", "_input_scale", "_num_experts", "_rounding", "_scales", "_values_EOI", "bias_EO")
+    __slots__ = (
+        "_block",
+        "_input_scale",
+        "_num_experts",
+        "_packed",
+        "_rounding",
+        "_scales",
+        "_values_EOI",
+        "_zeros_EOG",
+        "bias_EO",
+    )
 
     def __init__(self, num_experts: int) -> None:
         self._num_experts = num_experts
@@ -80,6 +95,8 @@ class _Stack:
         self._input_scale: Tensor | None = None
         self._rounding: QuantizeSpec | None = None
         self._block: int | None = None
+        self._packed: PackedFormat | None = None
+        self._zeros_EOG: Tensor | None = None
         self.bias_EO: Tensor | None = None
 
     def put(self, expert: int, matrix: Matrix) -> None:
@@ -93,9 +110,7 @@ class _Stack:
         elif isinstance(matrix, Mxfp4Matrix):
             values_OI, scales = matrix.codes_OJ, matrix.scales_OC
         elif isinstance(matrix, PackedMatrix):
-            raise ModelLoadError(
-                "experts in AWQ, GPTQ or pack-quantized are not run on a GPU: give a checkpoint in fp8"
-            )
+            values_OI, scales = self._take_packed(expert, matrix)
         else:
             assert isinstance(matrix, QuantizedMatrix), "there is no other kind of matrix"
             values_OI, scales = matrix.values_OI, matrix.scales
@@ -107,15 +122,29 @@ class _Stack:
         if scales is not None and self._scales is not None:
             self._scales[expert].copy_(scales)
 
+    def _take_packed(self, expert: int, matrix: PackedMatrix) -> tuple[Tensor, Tensor]:
+        """Numbers and scales; zero points are put in their place."""
+        weights = matrix.weights
+        if matrix.order_I is not None:
+            raise ModelLoadError(
+                "experts in act order are not run on a GPU: give a checkpoint that was quantized without desc_act"
+            )
+        self._packed = weights.bits, weights.group
+        if weights.zeros_OG is not None:
+            if self._zeros_EOG is None:
+                self._zeros_EOG = weights.zeros_OG.new_empty(self._num_experts, *weights.zeros_OG.shape)
+            self._zeros_EOG[expert].copy_(weights.zeros_OG)
+        return weights.numbers, weights.scales_OG
+
     def stored(self, expert: int) -> list[Tensor]:
         """All that there is of an expert; a fixed scale of inputs is that of all."""
-        of_each = (self._values_EOI, self._scales, self.bias_EO)
+        of_each = (self._values_EOI, self._scales, self._zeros_EOG, self.bias_EO)
         found = [one[expert] for one in of_each if one is not None]
         return found if self._input_scale is None else [*found, self._input_scale]
 
     def take(self, expert: int, stored: Iterator[Tensor]) -> None:
         """Copy what `stored` gave in another rank, in place."""
-        for one in (self._values_EOI, self._scales, self.bias_EO):
+        for one in (self._values_EOI, self._scales, self._zeros_EOG, self.bias_EO):
             if one is not None:
                 one[expert].copy_(next(stored))
         if self._input_scale is not None:
@@ -124,9 +153,20 @@ class _Stack:
     def product(self, x_RI: Tensor, blocks: ExpertBlocks, top_k: int = 1, gate: Gate | None = None) -> Tensor:
         """See `grouped_matmul`; inputs are rounded first where the experts' scheme says so."""
         assert self._values_EOI is not None, "the loader fills every expert"
+        if self._packed is not None:
+            return self._packed_product(self._packed, x_RI, blocks, top_k, gate)
         weights = ExpertWeights(self._values_EOI, self._scales, self._block, self.bias_EO)
         rounded = x_RI if self._rounding is None else quantize(x_RI, self._rounding)
         return grouped_matmul(rounded, weights, blocks, x_RI.dtype, top_k=top_k, gate=gate)
+
+    def _packed_product(
+        self, like: PackedFormat, x_RI: Tensor, blocks: ExpertBlocks, top_k: int, gate: Gate | None
+    ) -> Tensor:
+        assert self._values_EOI is not None, "the loader fills every expert"
+        assert self._scales is not None, "numbers of a few bits have scales"
+        zeros = None if self._zeros_EOG is None else self._zeros_EOG.flatten(0, 1)
+        weights = PackedWeights(self._values_EOI.flatten(0, 1), self._scales.flatten(0, 1), zeros, like[0], like[1])
+        return grouped_packed_matmul(x_RI, weights, self._num_experts, blocks, top_k=top_k, gate=gate)
 
     def _set_form(self, matrix: QuantizedMatrix) -> None:
         scheme = matrix.scheme

@@ -1,0 +1,190 @@
+"""Experts' products with matrices in numbers of 4 or 8 bits: the blocks of `experts`, the weights of `packed_matmul`.
+
+Shapes: R rows, P pairs of row and expert, E experts, I inputs, O outputs, B blocks of M pairs.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from pagefleet_kernels import reference_experts
+from pagefleet_kernels._triton import COMPILE_OPTIONS, INTERPRETED, jit, next_power_of_2, tl
+from pagefleet_kernels.dispatch import Backend, choose_backend
+from pagefleet_kernels.errors import UnsupportedShapeError
+from pagefleet_kernels.expert_gates import Gate, join_gate
+from pagefleet_kernels.experts import ExpertBlocks
+from pagefleet_kernels.packed_matmul import RUN, PackedWeights, check_packed, inputs_of, multiply_numbers
+
+_MANY_ROWS = 64
+
+
+def grouped_packed_matmul(
+    x_RI: torch.Tensor,
+    weights: PackedWeights,
+    num_experts: int,
+    blocks: ExpertBlocks,
+    *,
+    top_k: int = 1,
+    gate: Gate | None = None,
+    backend: Backend | None = None,
+) -> torch.Tensor:
+    """As `experts.grouped_matmul` without biases, in x's dtype; `weights` has the experts' rows one after another."""
+    check_packed(x_RI, weights, None)
+    num_rows = weights.numbers.shape[0] // num_experts
+    if weights.numbers.shape[0] % num_experts or len(x_RI) * top_k != blocks.num_pairs:
+        raise UnsupportedShapeError(
+            f"{len(x_RI)} rows of {top_k} experts and {weights.numbers.shape[0]} rows of weights must be "
+            f"{blocks.num_pairs} pairs, and as many for each of {num_experts} experts"
+        )
+    num_outputs = num_rows if gate is None else num_rows // 2
+    out_PO = x_RI.new_empty((blocks.num_pairs, num_outputs))
+    if choose_backend(x_RI.device, backend) == "torch":
+        return reference_experts.grouped_packed_matmul(
+            x_RI, weights, num_rows, blocks.pairs_BM, blocks.experts_B, out_PO.zero_(), top_k, gate
+        )
+    if out_PO.numel() == 0:
+        return out_PO
+    tile, group, num_inputs, num_blocks = blocks.tile, weights.group or 0, weights.num_inputs, len(blocks.experts_B)
+    block_n = tile.block_n if gate is None else max(16, tile.block_n // 2)  # of each of two products
+    if gate is not None and group and tile.block_m >= _MANY_ROWS:  # their parts are scaled apart, which takes registers
+        block_n = max(16, block_n // 2)
+    block_k = max(RUN, min(64, tile.block_k) // max(1, x_RI.element_size() // 2))
+    _grouped_packed_kernel[(num_blocks * -(-num_outputs // block_n),)](
+        out_PO,
+        x_RI,
+        weights.numbers,
+        weights.scales_OG,
+        weights.scales_OG if weights.zeros_OG is None else weights.zeros_OG,
+        blocks.pairs_BM,
+        blocks.experts_B,
+        blocks.num_pairs,
+        num_blocks,
+        x_RI.stride(0),
+        weights.numbers.stride(0),
+        weights.scales_OG.stride(0),
+        OUTPUTS=num_outputs,
+        INPUTS=num_inputs,
+        GROUP=group,
+        BITS=weights.bits,
+        TOP_K=top_k,
+        GATED=gate is not None,
+        KIND=gate or "silu",
+        HAS_ZEROS=weights.zeros_OG is not None,
+        IEEE=INTERPRETED,
+        BLOCK_M=tile.block_m,
+        BLOCK_N=block_n,
+        BLOCK_K=min(block_k, group or block_k, max(RUN, next_power_of_2(num_inputs))),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        **COMPILE_OPTIONS,
+    )
+    return out_PO
+
+
+@jit(do_not_specialize=("num_pairs", "num_blocks"))
+def _grouped_packed_kernel(  # type: ignore[no-untyped-def]
+    out_ptr,
+    x_ptr,
+    weight_ptr,
+    scale_ptr,
+    zero_ptr,
+    pairs_ptr,
+    block_experts_ptr,
+    num_pairs,
+    num_blocks,
+    stride_x,
+    stride_weight,
+    stride_scale,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    TOP_K: tl.constexpr,
+    GATED: tl.constexpr,
+    KIND: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    IEEE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """One program per block of pairs and tile of outputs, as in `experts._grouped_kernel`."""
+    program = tl.program_id(0)
+    block = program % num_blocks
+    expert = tl.load(block_experts_ptr + block).to(tl.int64)
+    if expert < 0:
+        return
+    pair = tl.load(pairs_ptr + block.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M))
+    inside_m = pair < num_pairs
+    n = (program // num_blocks) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside_n = n < OUTPUTS
+    row_n = expert * (2 * OUTPUTS if GATED else OUTPUTS) + n
+    j = tl.arange(0, BLOCK_K * BITS // 8)
+    k = inputs_of(j, BITS)
+    x_tile_ptr = x_ptr + (pair // TOP_K).to(tl.int64)[:, None] * stride_x + k[None, :]
+    out = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, INPUTS, BLOCK_K):
+        inside_k = k < INPUTS - start
+        mask = inside_m[:, None] & inside_k[None, :]
+        x = tl.load(x_tile_ptr + start, mask=mask, other=0.0)
+        upper_x = x
+        if BITS == 4:
+            upper_x = tl.load(x_tile_ptr + start + 16, mask=mask, other=0.0)
+        weight_mask = inside_k[:, None] & inside_n[None, :]
+        bytes_ptr = weight_ptr + row_n[None, :] * stride_weight + j[:, None] + start * BITS // 8
+        column = start // GROUP if GROUP > 0 else 0
+        shared = row_n * stride_scale + column
+        part = _part(x, upper_x, bytes_ptr, zero_ptr + shared, weight_mask, inside_n, out, GROUP, BITS, HAS_ZEROS, IEEE)
+        if GROUP == 0:
+            out = part
+        else:
+            out += part * tl.load(scale_ptr + shared, mask=inside_n, other=0.0)[None, :]
+        if GATED:
+            bytes_ptr += OUTPUTS * stride_weight
+            shared += OUTPUTS * stride_scale
+            part = _part(
+                x, upper_x, bytes_ptr, zero_ptr + shared, weight_mask, inside_n, up, GROUP, BITS, HAS_ZEROS, IEEE
+            )
+            if GROUP == 0:
+                up = part
+            else:
+                up += part * tl.load(scale_ptr + shared, mask=inside_n, other=0.0)[None, :]
+    if GROUP == 0:
+        out *= tl.load(scale_ptr + row_n * stride_scale, mask=inside_n, other=0.0)[None, :]
+        if GATED:
+            up *= tl.load(scale_ptr + (row_n + OUTPUTS) * stride_scale, mask=inside_n, other=0.0)[None, :]
+    if GATED:
+        out = join_gate(out, up, KIND)
+    out_tile_ptr = out_ptr + pair.to(tl.int64)[:, None] * OUTPUTS + n[None, :]
+    tl.store(out_tile_ptr, out.to(out_ptr.dtype.element_ty), mask=inside_m[:, None] & inside_n[None, :])
+
+
+@jit()
+def _part(  # type: ignore[no-untyped-def]
+    x,
+    upper_x,
+    bytes_ptr,
+    zero_ptr,
+    mask,
+    inside_n,
+    sums,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    IEEE: tl.constexpr,
+):
+    """Products with these bytes' numbers less their zero points; on top of the sums where all share a scale."""
+    weight = tl.load(bytes_ptr, mask=mask, other=0)
+    zero = 1 << (BITS - 1)
+    if HAS_ZEROS:
+        zero = tl.load(zero_ptr, mask=inside_n, other=0).to(tl.int32)[None, :]
+    part = sums
+    if GROUP > 0:
+        part = tl.zeros_like(sums)
+    if BITS == 4:
+        part = multiply_numbers(x, (weight & 15).to(tl.int32) - zero, part, IEEE)
+        part = multiply_numbers(upper_x, (weight >> 4).to(tl.int32) - zero, part, IEEE)
+    else:
+        part = multiply_numbers(x, weight.to(tl.int32) - zero, part, IEEE)
+    return part

@@ -1,0 +1,55 @@
+"""Experts' products by numbers of few bits: kernel against twin, twin against one expert after another."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pagefleet_kernels.activation import Kind
+from pagefleet_kernels.errors import UnsupportedShapeError
+from pagefleet_kernels.experts import align_experts
+from pagefleet_kernels.packed_experts import grouped_packed_matmul
+from pagefleet_kernels.packed_matmul import PackedWeights, pack_numbers
+
+EXPERTS, TOP_K = 3, 2
+
+
+def weights_of(outputs: int, inputs: int, bits: int, group: int | None, zeros: bool) -> PackedWeights:
+    generator = torch.Generator().manual_seed(bits)
+    rows, groups = EXPERTS * outputs, inputs // (group or inputs)
+    numbers = torch.randint(0, 1 << bits, (rows, inputs), generator=generator).to(torch.uint8)
+    zero = torch.randint(0, 1 << bits, (rows, groups), generator=generator).to(torch.uint8)
+    scales = torch.rand(rows, groups, generator=generator) / (1 << bits)
+    return PackedWeights(pack_numbers(numbers, bits), scales, zero if zeros else None, bits, group)
+
+
+@pytest.mark.parametrize("gate", [None, "silu"])
+@pytest.mark.parametrize(("bits", "group", "zeros"), [(4, 32, True), (4, None, False), (8, 64, False), (8, None, True)])
+def test_each_pair_meets_its_expert(bits: int, group: int | None, zeros: bool, gate: Kind | None) -> None:
+    outputs, inputs = 48, 128
+    weights = weights_of(outputs, inputs, bits, group, zeros)
+    x = torch.randn(5, inputs, generator=torch.Generator().manual_seed(1))
+    chosen = torch.tensor([[0, 2], [2, 0], [-1, 2], [0, -1], [2, 0]], dtype=torch.int32)
+    blocks = align_experts(chosen, EXPERTS, backend="torch")
+    twin, out = (
+        grouped_packed_matmul(x, weights, EXPERTS, blocks, top_k=TOP_K, gate=gate, backend=backend)
+        for backend in ("torch", "triton")
+    )
+    dense = weights.dequantize().view(EXPERTS, outputs, inputs)
+    for pair, expert in enumerate(chosen.flatten().tolist()):
+        if expert < 0:
+            continue
+        expected = dense[expert] @ x[pair // TOP_K]
+        if gate is not None:
+            first, second = expected.chunk(2)
+            expected = torch.nn.functional.silu(first) * second
+        torch.testing.assert_close(twin[pair], expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(out[pair], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_misfits_are_refused() -> None:
+    weights = weights_of(16, 32, 4, 32, True)
+    blocks = align_experts(torch.zeros((2, TOP_K), dtype=torch.int32), EXPERTS, backend="torch")
+    with pytest.raises(UnsupportedShapeError, match="pairs"):
+        grouped_packed_matmul(torch.zeros(3, 32), weights, EXPERTS, blocks, top_k=TOP_K)
+    with pytest.raises(UnsupportedShapeError, match="for each of 5"):
+        grouped_packed_matmul(torch.zeros(2, 32), weights, 5, blocks, top_k=TOP_K)
