@@ -9,7 +9,7 @@ from pagefleet_engine.layers.linear import Linear
 from tests.engine.layers.quantization.test_packed_layers import numbers, placed
 from tests.fakes.packed_checkpoints import Packed, pack, quantize_packed
 
-pytest.importorskip("compressed_tensors")
+reference = pytest.importorskip("compressed_tensors.compressors.pack_quantized.base")
 
 
 @pytest.mark.parametrize(
@@ -25,13 +25,12 @@ pytest.importorskip("compressed_tensors")
 )
 @torch.inference_mode()
 def test_compressed_tensors_reads_the_same_numbers(packed: Packed) -> None:
-    from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
-    from compressed_tensors.quantization import QuantizationScheme
-
     stored = pack(quantize_packed(numbers(40, 128) / 9, packed), packed)
     group = packed.config()["config_groups"]["group_0"]
-    scheme = QuantizationScheme(**{name: value for name, value in group.items() if name != "input_activations"})
-    theirs = PackedQuantizationCompressor.decompress(dict(stored), scheme)["weight"]
+    scheme = reference.QuantizationScheme(
+        **{name: value for name, value in group.items() if name != "input_activations"}
+    )
+    theirs = reference.PackedQuantizationCompressor.decompress(dict(stored), scheme)["weight"]
     layer = Linear(128, (40,), False, placed(packed, torch.float32, False, "o_proj"))
     slots = dict(layer.weights())
     for kind, tensor in stored.items():
