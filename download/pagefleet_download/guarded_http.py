@@ -23,6 +23,7 @@ from yarl import URL
 from pagefleet_download.errors import BadSettings, DownloadError, Interrupted, said
 
 MAX_REDIRECTS = 5
+_FOR_ONE = ("authorization", "cookie")
 CHUNK = 1 << 20
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _CONNECT_S = 20.0
@@ -125,7 +126,10 @@ class GuardedHttp:
         try:
             async with self.get(url, headers) as response:
                 if response.status >= 300:
-                    raise refusal(response.status, {name.lower(): value for name, value in response.headers.items()})
+                    said_more = {name.lower(): value for name, value in response.headers.items()}
+                    if response.url.origin() != self._origin:  # nobody else says where credentials go
+                        said_more.pop("www-authenticate", None)
+                    raise refusal(response.status, said_more)
                 skip = _bytes_before(response, start)
                 async for chunk in response.content.iter_chunked(CHUNK):
                     yield chunk[skip:]  # also an empty one: something arrived
@@ -171,16 +175,19 @@ class GuardedHttp:
     async def get(
         self, url: URL, headers: Mapping[str, str], method: str = "GET"
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Ask for a URL of the source; the answer is no redirect.
+        """Ask for a URL of the source, or one that it named; the answer is no redirect. What `headers` has for who is
+        asked goes to nobody else.
 
         Raises:
             RedirectRefused: a redirect is not to be followed, or there are too many.
             aiohttp.ClientError: the source or whoever it redirects to cannot be reached.
             OSError: the same.
         """
+        asked, others = url.origin(), {name: headers[name] for name in headers if name.lower() not in _FOR_ONE}
         for _ in range(MAX_REDIRECTS + 1):
-            own = url.origin() == self._origin
-            named = {**headers, **self.credentials} if own else headers
+            named = headers if url.origin() == asked else others
+            if url.origin() == self._origin:
+                named = {**named, **self.credentials}
             async with self._session.request(method, url, headers=named, allow_redirects=False) as response:
                 location = response.headers.get("Location")
                 if response.status not in _REDIRECTS or location is None:

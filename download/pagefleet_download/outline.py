@@ -136,14 +136,15 @@ async def _weights_bytes(
     description in the README of huggingface/safetensors.
     """
     total = experts = 0
+    one_header = asyncio.Lock()  # they may be large, and a container's memory is not
 
     async def add(file: RemoteFile) -> None:
         nonlocal total, experts
         before = await _bytes_before_tensors(source, file, settings)
         total += file.size - before  # not in one line with the wait: others add meanwhile
         if mixture:
-            header = await read_range(source, file, _LENGTH_BYTES, before, settings)
-            experts += _expert_bytes(header, file)
+            async with one_header:
+                experts += _expert_bytes(await read_range(source, file, _LENGTH_BYTES, before, settings), file)
 
     await side_by_side(add, files, settings.parallel_files)
     return total, experts
@@ -168,7 +169,7 @@ def _expert_bytes(header: bytes, file: RemoteFile) -> int:
     try:
         tensors = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
         found = [msgspec.json.decode(one, type=_Tensor) for name, one in tensors.items() if _OF_EXPERTS.search(name)]
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise _broken(file) from None
     num_bytes = sum(stop - start for start, stop in (one.data_offsets for one in found))
     if not 0 <= num_bytes <= file.size:

@@ -87,7 +87,8 @@ async def read_range(source: ModelSource, file: RemoteFile, start: int, stop: in
                     break
         if len(data) < stop - start:
             raise Interrupted(f"{file.name}: the transfer ended early")
-        return bytes(data[: stop - start])
+        del data[stop - start :]
+        return bytes(data)
 
     return await persist(attempt, settings)
 

@@ -8,14 +8,12 @@ the token authentication of the Distribution project, the CNCF's model specifica
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import os
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from urllib.parse import urlencode
 
 import msgspec
 from yarl import URL
@@ -117,9 +115,10 @@ class RegistrySource:
         fields = dict(_CHALLENGE.findall(rest))
         if kind.lower() != "bearer" or "realm" not in fields:
             raise self._refusal(401, {})
-        query = {"scope": f"repository:{self._repository}:pull", "service": fields.get("service", "")}
+        scope = fields.get("scope") or f"repository:{self._repository}:pull"
+        query = {"scope": scope, "service": fields.get("service", "")}
         headers = {"Authorization": self._login} if self._login else {}
-        place = self._http.elsewhere(f"{fields['realm']}?{urlencode(query)}")
+        place = self._http.elsewhere(fields["realm"]).update_query(query)
         data = await self._http.read_all(place, _MAX_TOKEN_BYTES, "a token", self._refusal, headers)
         try:
             answer = msgspec.json.decode(data, type=dict[str, object])
@@ -182,7 +181,7 @@ def _login(registry: str, environment: Mapping[str, str]) -> str:
         stored = msgspec.json.decode((folder / "config.json").read_bytes(), type=_DockerConfig).auths.get(key)
         text = stored.auth if stored else ""
         base64.b64decode(text, validate=True)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError, binascii.Error):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
         return ""
     return f"Basic {text}" if text else ""
 

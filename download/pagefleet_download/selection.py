@@ -37,13 +37,17 @@ def top_names(names: Iterable[str]) -> list[str]:
     """The names directly in the model's folder; those further down are of other formats, and of no use to an engine.
 
     Raises:
-        BadModel: a name could lead out of the folder; then nothing of this listing is to be trusted.
+        BadModel: a name could lead out of the folder, or is there twice; then nothing of this listing is to be trusted.
     """
-    top = []
+    top: list[str] = []
+    seen: set[str] = set()
     for name in names:
         path = PurePosixPath(name)
         if not name or path.is_absolute() or ".." in path.parts or "\\" in name or not name.isprintable():
             raise BadModel(f"the store lists a file named {name[:80]!a}, which could lead out of the folder: refused")
+        if name in seen:
+            raise BadModel(f"the store lists {name[:80]!a} twice: refused")
+        seen.add(name)
         if name == path.name and not name.startswith("."):
             top.append(name)
     return top

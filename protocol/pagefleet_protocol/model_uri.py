@@ -38,7 +38,7 @@ _FORMS: Mapping[Scheme, tuple[str, str]] = {
 }
 PATTERN = "^(" + "|".join([_REPOSITORY, *(f"{scheme}://{form}" for scheme, (form, _) in _FORMS.items())]) + ")$"
 """Of every URI, and of names of the hub; means the same to Python and to Go."""
-HUB_PAGE = r"^https?://(www[.])?(huggingface|hf)[.]co"
+HUB_PAGE = r"^https?://(www[.])?(huggingface|hf)[.]co(:[0-9]+)?(/|$)"
 """How the address of a model's page begins, which has no files."""
 EXAMPLES = ", ".join(["organization/name", *(example for _, example in _FORMS.values())])
 REMOTE: tuple[Scheme, ...] = ("hf", "modelscope", "s3", "gs", "https", "http")

@@ -57,6 +57,7 @@ def test_experts_are_told_apart_from_what_all_tokens_go_through(tmp_path: Path) 
         json.dumps({EXPERT: {"data_offsets": [0, "9"]}}).encode(),
         json.dumps({EXPERT: {"data_offsets": [0, 10**9]}}).encode(),
         json.dumps({EXPERT: {"data_offsets": [9, 0]}}).encode(),
+        b'{"a": ' + b"[" * 100_000,
     ],
 )
 def test_a_header_that_cannot_be_is_one_line(header: bytes, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
@@ -86,6 +87,59 @@ def test_a_token_that_expires_is_got_again(tmp_path: Path) -> None:
         assert run(f"oci://{server.name}:v1", tmp_path, fast()).message == ""
         assert len(server.requests_for("/token")) >= 2
     assert visible(tmp_path) == WANTED
+
+
+def test_the_login_goes_to_who_was_named_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Redirecting(RegistryServer):
+        def answer(self, request: Seen) -> Answer:
+            if request.path.startswith("/token"):
+                return Answer(b"", 302, {"Location": f"{other.url}{request.path}"})
+            return super().answer(request)
+
+    with RegistryServer() as other, Redirecting("bearer", "me:right") as server:
+        server.push(FILES)
+        log_in(server, tmp_path / "docker", "me:right", monkeypatch)
+        run(f"oci://{server.name}:v1", tmp_path / "a", fast())
+        assert ["authorization" in seen.headers for seen in server.requests_for("/token")] == [True]
+        assert ["authorization" in seen.headers for seen in other.requests_for("/token")] == [False]
+
+
+def test_nobody_else_says_where_the_login_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Redirecting(RegistryServer):
+        def answer(self, request: Seen) -> Answer:
+            return Answer(b"", 302, {"Location": f"{other.url}{request.path}"})
+
+    with RegistryServer("bearer") as other, Redirecting() as server:
+        log_in(server, tmp_path / "docker", "me:right", monkeypatch)
+        assert run(f"oci://{server.name}:v1", tmp_path / "a", fast()).reason == "AccessDenied"
+        assert (len(other.requests_for("/manifests/")), other.requests_for("/token")) == (1, [])
+
+
+def test_a_token_is_asked_for_as_the_registry_says(tmp_path: Path) -> None:
+    class Mirror(RegistryServer):
+        def answer(self, request: Seen) -> Answer:
+            if request.path.startswith("/token"):
+                asked.append(dict(parse_qsl(urlsplit(request.path).query)))
+                return Answer(json.dumps({"token": self.token}).encode())
+            if "authorization" in request.headers:
+                return super().answer(request)
+            said = f'Bearer realm="{self.url}/token?a=b",service="here",scope="repository:mirror/team/model:pull"'
+            return Answer(b"", 401, {"WWW-Authenticate": said})
+
+    asked: list[dict[str, str]] = []
+    with Mirror() as server:
+        server.push(FILES)
+        assert run(f"oci://{server.name}:v1", tmp_path / "a", fast()).message == ""
+    assert asked[0] == {"a": "b", "service": "here", "scope": "repository:mirror/team/model:pull"}
+
+
+@pytest.mark.parametrize("auth", ["\u00e9", "===", "a"])
+def test_a_login_that_is_none_is_left_out(
+    registry: RegistryServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, auth: str
+) -> None:
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"auths": {registry.name.partition("/")[0]: {"auth": auth}}}))
+    assert run(f"oci://{registry.name}:v1", tmp_path / "a", fast()).message == ""
 
 
 def test_a_public_registry_names_no_private_place(tmp_path: Path) -> None:

@@ -30,6 +30,11 @@ def test_a_name_is_refused_or_stays_in_the_folder(name: str) -> None:
         assert not one.startswith(".")
 
 
+def test_a_name_is_there_once() -> None:
+    with pytest.raises(BadModel, match=r"lists 'tokenizer[.]json' twice"):
+        top_names(["tokenizer.json", "config.json", "tokenizer.json"])
+
+
 def test_our_own_names_are_nobody_elses() -> None:
     assert top_names([".pagefleet.json", ".incoming/x.json", ".pagefleet.lock", "a.json"]) == ["a.json"]
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from pagefleet_protocol.model_uri import PATTERN, model_named
+from pagefleet_protocol.model_uri import PATTERN, model_named, parse_model_uri
 from pagefleet_protocol.resource_documents import parse_inference_service
 from pydantic_core import PydanticCustomError
 
@@ -62,3 +62,21 @@ def test_a_service_takes_a_name_of_the_hub_with_all_that_goes_with_it() -> None:
         assert re.fullmatch(PATTERN[1:-1], uri)
     for uri in ("Qwen", "./Qwen/x", "a/b/c", "/a/b"):
         assert not re.fullmatch(PATTERN[1:-1], uri)
+
+
+@pytest.mark.parametrize(
+    ("uri", "is_page"),
+    [
+        ("https://hf.co/org/name", True),
+        ("http://www.huggingface.co", True),
+        ("https://huggingface.co:443/org/name", True),
+        ("https://hf.corp.example/models/qwen", False),
+        ("https://huggingface.contoso.example/models/qwen", False),
+    ],
+)
+def test_a_page_of_the_hub_is_no_folder_of_files(uri: str, is_page: bool) -> None:
+    if not is_page:
+        assert parse_model_uri(uri).scheme == "https"
+        return
+    with pytest.raises(PydanticCustomError, match="which is the model's name on the hub"):
+        parse_model_uri(uri)
