@@ -50,7 +50,7 @@ def compile_library(target: Path = LIBRARY) -> None:
     """Compile every source for every instruction set into one library. Raises CannotCompile."""
     if sys.platform != "linux":
         raise CannotCompile(f"the compiled kernels are for Linux, not for {sys.platform}")
-    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX") or "c++", "g++", "clang++"))), None)
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX") or "g++", "c++"))), None)
     if compiler is None:
         raise CannotCompile("no C++ compiler was found")
     sets = {**(INSTRUCTION_SETS if platform.machine() == "x86_64" else {}), "plain": ()}
@@ -65,6 +65,8 @@ def compile_library(target: Path = LIBRARY) -> None:
         # Without -fopenmp: its functions are found in the process, where torch has brought them.
         made = f"{folder}/{target.name}"
         _run(compiler, "-shared", "-s", *objects, "-o", made)
+        if b"__kmpc_" in Path(made).read_bytes():
+            raise CannotCompile(f"{compiler} calls LLVM's OpenMP, and torch brings GNU's: have CXX name g++")
         os.replace(made, target)
 
 

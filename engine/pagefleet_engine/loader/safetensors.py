@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.shard import Shard, shard_of
-from pagefleet_engine.layers.weight import UnusableTensorError, same_shape
+from pagefleet_engine.layers.weight import Kept, Placement, UnusableTensorError, Weight, same_shape
 from pagefleet_engine.loader.checkpoint import TensorFile, TensorSource, checkpoint_files, name_some
 from pagefleet_engine.loader.readers import PIECE_BYTES, Readable, Reader, reader_for
 from pagefleet_engine.loader.weight_map import Destination, is_ignorable
@@ -150,6 +150,7 @@ def fill_from_safetensors(
     destinations = {layout.stored_name(name): destination for name, destination in destinations.items()}
     passed_over = [layout.stored_name(name) for name in (*foreign.unused, *(("lm_head.",) if tied_head else ()))]
     others = {layout.stored_name(name) for name in foreign.elsewhere}
+    destinations |= _zero_biases(files, destinations)
     _check_names(folder, files, destinations, (*layout.foreign, *passed_over), others)
     for file in files:
         for name in file.names:
@@ -165,6 +166,25 @@ def fill_from_safetensors(
             if name in destinations
         ]
         transfer(tensors, reader, count)
+
+
+def _zero_biases(files: Sequence[TensorSource], destinations: Mapping[str, Destination]) -> dict[str, Destination]:
+    """Slots for biases of packed layers that have none: AutoGPTQ gave each layer one, of zeros."""
+    packed = {name.removesuffix(".qweight") for name in destinations if name.endswith(".qweight")}
+    place = Placement(torch.float32, next(iter(destinations.values())).weight.device, use_kernels=False)
+    found = {}
+    for file in files:
+        biases = {f"{layer}.bias" for layer in packed} - destinations.keys()
+        for name in biases & set(file.names):
+            shape = file.shape(name)
+            weight = Weight((math.prod(shape),), None, place, _check_zero, kept=Kept(torch.float32, is_copy=True))
+            found[name] = Destination(weight.stored_as(shape), 0)
+    return found
+
+
+def _check_zero(bias: Tensor) -> None:
+    if bias.any():
+        raise UnusableTensorError("is a bias, and the model has none there: config.json is of another model")
 
 
 def _stored(file: TensorSource, name: str, descriptor: Readable) -> StoredTensor:

@@ -102,8 +102,9 @@ class CutMLP:
 
     def _cutoff(self, gate_TG: Tensor) -> Tensor:
         """[T, 1], over the gates of all ranks."""
-        gate_TG = gate_TG.float()
-        sums_T2 = torch.stack((gate_TG.sum(-1), gate_TG.square().sum(-1)), -1)
+        # Sums in float32 that make no copy of the gates.
+        square_T = torch.linalg.vector_norm(gate_TG, dim=-1, dtype=torch.float32).square_()
+        sums_T2 = torch.stack((gate_TG.sum(-1, dtype=torch.float32), square_T), -1)
         mean_T, square_T = self._ranks.all_reduce(sums_T2).div_(self._whole).unbind(-1)
         deviation_T = (square_T - mean_T.square()).clamp_(min=0.0).sqrt_()
         return (mean_T + self._deviations * deviation_T).unsqueeze(1)

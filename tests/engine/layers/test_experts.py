@@ -11,7 +11,7 @@ import torch
 from pagefleet_engine.layers.linear_kernel import activate
 from pagefleet_engine.layers.moe.exchange import own_experts
 from pagefleet_engine.layers.moe.expert_slots import EXPERT_NAMES, expert_slots
-from pagefleet_engine.layers.moe.experts import Experts, HostExperts
+from pagefleet_engine.layers.moe.experts import Experts, HostExperts, over_scaled_inputs
 from pagefleet_engine.layers.moe.grouped_experts import GroupedExperts
 from pagefleet_engine.layers.moe.native_experts import NativeExperts
 from pagefleet_engine.layers.moe.routing import NOWHERE, Routes
@@ -172,3 +172,4 @@ def test_no_rows_and_none_that_go_anywhere(kind: str) -> None:
     assert not experts(torch.ones(2, HIDDEN), nowhere).any()
     nobody = Routes(torch.rand(0, TOP_K), torch.empty(0, TOP_K, dtype=torch.int32))
     assert experts(torch.ones(0, HIDDEN), nobody).shape == (0, HIDDEN)
+    assert over_scaled_inputs(experts, torch.ones(0, HIDDEN), nobody).shape == (0, HIDDEN)

@@ -201,3 +201,14 @@ def test_weights_of_another_type(packed: Callable[..., Path]) -> None:
         f"{O_PROJ}.qweight is of type F32; config.json says that it is quantized: give a checkpoint in I32"
         in refusal(folder)
     )
+
+
+def test_biases_of_zeros_that_a_model_does_not_have_are_passed_over(packed: Callable[..., Path]) -> None:
+    folder = packed(GPTQ)
+    expected = logits(load(folder))
+    edit(folder, {f"{O_PROJ}.bias": torch.zeros(64, dtype=torch.float16)})
+    assert torch.equal(logits(load(folder)), expected)
+    edit(folder, {f"{O_PROJ}.bias": torch.ones(64, dtype=torch.float16)})
+    said = refusal(folder)
+    assert f"model.safetensors: {O_PROJ}.bias" in said
+    assert "is a bias, and the model has none there: config.json is of another model" in said

@@ -65,7 +65,7 @@ def over_scaled_inputs(experts: Experts, x_RD: Tensor, routes: Routes) -> Tensor
     x_PD = (x_RD[:, None] * routes.weights_TK[..., None].to(x_RD.dtype)).flatten(0, 1)
     each = Routes(torch.ones_like(routes.weights_TK).view(-1, 1), routes.experts_TK.reshape(-1, 1))
     out_PD = experts(x_PD, each)
-    return out_PD if top_k == 1 else out_PD.view(num_rows, top_k, -1).sum(1)
+    return out_PD if top_k == 1 else out_PD.view(num_rows, top_k, x_RD.shape[-1]).sum(1)
 
 
 class HostExperts:
