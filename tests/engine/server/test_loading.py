@@ -236,7 +236,8 @@ def test_a_download_has_the_same_bar_and_ends_by_ctrl_c(tmp_path: Path) -> None:
         folders = dict.fromkeys(("XDG_CACHE_HOME", "HF_HOME"), str(tmp_path))
         command = [sys.executable, "-m", "pagefleet_engine.cli", "org/tiny", "--port", "0"]
         with TerminalProgram(command, 120, 30, {**folders, "HF_ENDPOINT": hub.url}) as program:
-            assert "█" in program.wait_for("downloads the model: ", 120)
+            program.wait_for("downloads the model: ", 120)
+            program.wait_for("█")
             program.type("\x03")
             assert program.wait() == 0
             assert b"Traceback" not in program.written
