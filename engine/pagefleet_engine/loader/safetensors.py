@@ -150,6 +150,7 @@ def fill_from_safetensors(
     destinations = {layout.stored_name(name): destination for name, destination in destinations.items()}
     passed_over = [layout.stored_name(name) for name in (*foreign.unused, *(("lm_head.",) if tied_head else ()))]
     others = {layout.stored_name(name) for name in foreign.elsewhere}
+    others |= _packed_biases(others)
     destinations |= _zero_biases(files, destinations)
     _check_names(folder, files, destinations, (*layout.foreign, *passed_over), others)
     for file in files:
@@ -170,16 +171,20 @@ def fill_from_safetensors(
 
 def _zero_biases(files: Sequence[TensorSource], destinations: Mapping[str, Destination]) -> dict[str, Destination]:
     """Slots for biases of packed layers that have none: AutoGPTQ gave each layer one, of zeros."""
-    packed = {name.removesuffix(".qweight") for name in destinations if name.endswith(".qweight")}
+    biases = _packed_biases(destinations) - destinations.keys()
     place = Placement(torch.float32, next(iter(destinations.values())).weight.device, use_kernels=False)
     found = {}
     for file in files:
-        biases = {f"{layer}.bias" for layer in packed} - destinations.keys()
-        for name in biases & set(file.names):
+        for name in biases.intersection(file.names):
             shape = file.shape(name)
             weight = Weight((math.prod(shape),), None, place, _check_zero, kept=Kept(torch.float32, is_copy=True))
             found[name] = Destination(weight.stored_as(shape), 0)
     return found
+
+
+def _packed_biases(names: Collection[str]) -> set[str]:
+    """What the biases of these layers in GPTQ's and AWQ's numbers would be called."""
+    return {f"{name.removesuffix('.qweight')}.bias" for name in names if name.endswith(".qweight")}
 
 
 def _check_zero(bias: Tensor) -> None:

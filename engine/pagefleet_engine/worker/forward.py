@@ -88,7 +88,7 @@ class NoTokens:
 
     def pages(self, spec: AttentionSpec) -> Pages:
         """See AttentionStep; asked for by kernels of GPUs alone."""
-        raise NotImplementedError("a step without tokens on a GPU")
+        raise AssertionError("kernels are given a token that is padding")
 
     def attend(self, spec: AttentionSpec, q_TNH: Tensor) -> Tensor:
         """See AttentionStep."""

@@ -79,9 +79,8 @@ def activation_bytes(
     if arch.latent is not None:  # queries as they are compared with latents, and keys and values made from some
         attention += 3 * arch.num_heads * arch.latent.spec.dim
     per_token = (4 * arch.hidden_size + attention + 3 * arch.intermediate_size) * itemsize
-    if (
-        arch.altup is not None
-    ):  # the stream, what is predicted of it, and the next one; inputs of layers, in three forms
+    if arch.altup is not None:
+        # The stream, what is predicted of it, and the next one; inputs of layers, in three forms.
         widths = arch.altup.num_inputs * arch.hidden_size, arch.num_layers * arch.altup.per_layer_size
         per_token += 3 * sum(widths) * itemsize
     if arch.experts is not None:

@@ -208,6 +208,8 @@ def test_biases_of_zeros_that_a_model_does_not_have_are_passed_over(packed: Call
     expected = logits(load(folder))
     edit(folder, {f"{O_PROJ}.bias": torch.zeros(64, dtype=torch.float16)})
     assert torch.equal(logits(load(folder)), expected)
+    place = Placement(torch.float32, CPU, use_kernels=False, layers=range(1, read_arch(folder).num_layers))
+    load_model(folder, read_arch(folder), place, "auto", 0)  # another stage has the bias
     edit(folder, {f"{O_PROJ}.bias": torch.ones(64, dtype=torch.float16)})
     said = refusal(folder)
     assert f"model.safetensors: {O_PROJ}.bias" in said
