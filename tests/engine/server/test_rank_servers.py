@@ -95,7 +95,7 @@ class Ranks(Process):
     def __init__(self, model: str = "builtin://tiny", *flags: str) -> None:
         self.port, events = free_ports(3), free_ports(6)
         self.urls = [f"http://127.0.0.1:{self.port + rank}" for rank in range(2)]
-        settings = ("--served-model-name", "m", "--num-threads", "2", "--num-kv-blocks", "256", "--dtype", "float32")
+        settings = ("--served-model-name", "m", "--num-threads", "2", "--num-kv-blocks", "1024", "--dtype", "float32")
         ports = ("--port", str(self.port), "--kv-events-port", str(events))
         own = ("-dp", "2", "--data-parallel-multi-port-external-lb", *ports)
         super().__init__("pagefleet_engine.cli", model, *own, *settings, *flags)
