@@ -48,7 +48,7 @@ SHARDED = "sharded_state"
 LoadFormat = Literal["auto", "safetensors", "dummy", "runai_streamer", "sharded_state"]
 Policy = Literal["fcfs", "priority"]
 Device = Literal["auto", "cpu", "cuda"]
-Quantization = Literal["fp8"]
+Quantization = Literal["fp8", "int8"]
 KVCacheDType = Annotated[Literal["auto", "fp8"], Spellings({"fp8_e4m3": "fp8"})]
 MetricsNames = Literal["pagefleet", "vllm"]
 StructuredOutputsBackend = Literal["auto", "xgrammar", "guidance"]
@@ -104,8 +104,8 @@ class ModelConfig:
     device: Device = "auto"
     """auto: CUDA where there is a GPU, else the CPU."""
     quantization: Quantization | None = None
-    """fp8: store the weights of a checkpoint that is not quantized in 8 bits, while loading it (on a CPU, which has no
-    fp8, they take no less memory); a checkpoint that is quantized says so itself."""
+    """fp8, int8: store the weights of a checkpoint that is not quantized in 8 bits, while loading it (on a CPU, which
+    has no fp8, int8 alone takes less memory); a checkpoint that is quantized says so itself."""
     num_threads: int | None = None
     """CPU threads of the model; default: OMP_NUM_THREADS, else one per core that this process may use."""
 

@@ -20,6 +20,9 @@ import torch
 from pagefleet_kernels._triton import COMPILE_OPTIONS, INTERPRETED, jit, next_power_of_2, tl
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.errors import UnsupportedShapeError
+from pagefleet_kernels.fp8 import FP8, as_bytes, has_native_fp8
+from pagefleet_kernels.quantize import Quantized
+from pagefleet_kernels.scaled_matmul import operand
 from pagefleet_kernels.tuning import MatmulTile, launch_table, matmul_tile
 
 RUN = 32
@@ -91,18 +94,56 @@ def packed_matmul(
     Groups are powers of two from 32 on. `tile` asks for the Triton kernel with this launch.
     """
     check_packed(x_TI, weights, bias_O)
+    return _product(x_TI, None, weights, bias_O, x_TI.dtype, tile, backend)
+
+
+def packed_rounded_matmul(
+    x: Quantized,
+    weights: PackedWeights,
+    bias_O: torch.Tensor | None,
+    dtype: torch.dtype,
+    *,
+    tile: MatmulTile | None = None,
+    backend: Backend | None = None,
+) -> torch.Tensor:
+    """The same for inputs that were rounded to fp8 or int8, with a scale for each token; a new [T, O] of `dtype`.
+
+    Their numbers are multiplied in bfloat16, which holds each of them, and those of the weights.
+    """
+    if dtype not in _FLOATS or x.scale.shape != (x.values.shape[0], 1):
+        raise UnsupportedShapeError(f"a product in {dtype} with scales {list(x.scale.shape)} is not supported")
+    check_packed(x.values, weights, bias_O, (FP8, torch.int8))
+    return _product(x.values, x.scale, weights, bias_O, dtype, tile, backend)
+
+
+def _product(
+    x_TI: torch.Tensor,
+    scale_T1: torch.Tensor | None,
+    weights: PackedWeights,
+    bias_O: torch.Tensor | None,
+    dtype: torch.dtype,
+    tile: MatmulTile | None,
+    backend: Backend | None,
+) -> torch.Tensor:
     if choose_backend(x_TI.device, backend) == "torch":
         sums_TO = x_TI.float() @ weights.dequantize().t()
-        return (sums_TO if bias_O is None else sums_TO + bias_O.float()).to(x_TI.dtype)
+        if scale_T1 is not None:
+            sums_TO *= scale_T1
+        return (sums_TO if bias_O is None else sums_TO + bias_O.float()).to(dtype)
     if tile is None:
         tile = matmul_tile(launch_table(architecture(x_TI.device)).packed, x_TI.shape[0])
-    return _triton_matmul(x_TI, weights, bias_O, tile)
+    return _triton_matmul(x_TI, scale_T1, weights, bias_O, dtype, tile)
 
 
-def check_packed(x_TI: torch.Tensor, weights: PackedWeights, bias_O: torch.Tensor | None) -> None:
+def check_packed(
+    x_TI: torch.Tensor,
+    weights: PackedWeights,
+    bias_O: torch.Tensor | None,
+    dtypes: tuple[torch.dtype, ...] = _FLOATS,
+) -> None:
     """Raises UnsupportedShapeError where no kernel has the product."""
     num_outputs, num_inputs, group = weights.numbers.shape[0], weights.num_inputs, weights.group
-    if x_TI.dim() != 2 or x_TI.shape[1] != num_inputs or x_TI.stride(1) != 1 or x_TI.dtype not in _FLOATS:
+    if x_TI.dim() != 2 or x_TI.shape[1] != num_inputs or x_TI.stride(1) != 1 or x_TI.dtype not in dtypes:
         raise UnsupportedShapeError(
             f"activations {list(x_TI.shape)} of {x_TI.dtype} do not fit {num_inputs} inputs: floats [T, I] do, "
             "with a contiguous last axis"
@@ -123,10 +164,15 @@ def check_packed(x_TI: torch.Tensor, weights: PackedWeights, bias_O: torch.Tenso
 
 
 def _triton_matmul(
-    x_TI: torch.Tensor, weights: PackedWeights, bias_O: torch.Tensor | None, tile: MatmulTile
+    x_TI: torch.Tensor,
+    scale_T1: torch.Tensor | None,
+    weights: PackedWeights,
+    bias_O: torch.Tensor | None,
+    dtype: torch.dtype,
+    tile: MatmulTile,
 ) -> torch.Tensor:
     (num_tokens, num_inputs), num_outputs = x_TI.shape, weights.numbers.shape[0]
-    out_TO = x_TI.new_empty((num_tokens, num_outputs))
+    out_TO = torch.empty((num_tokens, num_outputs), dtype=dtype, device=x_TI.device)
     if out_TO.numel() == 0:
         return out_TO
     group = weights.group or 0
@@ -135,7 +181,8 @@ def _triton_matmul(
     zeros_OG = weights.scales_OG if weights.zeros_OG is None else weights.zeros_OG
     _packed_matmul_kernel[(tiles_m * -(-num_outputs // tile.block_n),)](
         out_TO,
-        x_TI,
+        as_bytes(x_TI),
+        weights.scales_OG if scale_T1 is None else scale_T1,
         weights.numbers,
         weights.scales_OG,
         zeros_OG,
@@ -150,7 +197,10 @@ def _triton_matmul(
         GROUP=group,
         BITS=weights.bits,
         HAS_ZEROS=weights.zeros_OG is not None,
+        HAS_X_SCALE=scale_T1 is not None,
         HAS_BIAS=bias_O is not None,
+        X_IS_FP8=x_TI.dtype == FP8,
+        NATIVE=has_native_fp8(x_TI.device),
         IEEE=INTERPRETED,
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
@@ -166,6 +216,7 @@ def _triton_matmul(
 def _packed_matmul_kernel(  # type: ignore[no-untyped-def]
     out_ptr,
     x_ptr,
+    x_scale_ptr,
     weight_ptr,
     scale_ptr,
     zero_ptr,
@@ -180,7 +231,10 @@ def _packed_matmul_kernel(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
+    HAS_X_SCALE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    X_IS_FP8: tl.constexpr,
+    NATIVE: tl.constexpr,
     IEEE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -202,7 +256,7 @@ def _packed_matmul_kernel(  # type: ignore[no-untyped-def]
     sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, INPUTS, BLOCK_K):
         inside = (k < INPUTS - start)[None, :]
-        x = tl.load(x_tile_ptr + start, mask=inside_m[:, None] & inside, other=0.0)
+        x = _inputs(x_tile_ptr + start, inside_m[:, None] & inside, HAS_X_SCALE, X_IS_FP8, NATIVE)
         mask = (k < INPUTS - start)[:, None] & inside_n[None, :]
         weight = tl.load(weight_tile_ptr + start * BITS // 8, mask=mask, other=0)
         if HAS_ZEROS:
@@ -216,7 +270,7 @@ def _packed_matmul_kernel(  # type: ignore[no-untyped-def]
         if GROUP == 0:
             part = sums
         if BITS == 4:
-            upper_x = tl.load(x_tile_ptr + start + 16, mask=inside_m[:, None] & inside, other=0.0)
+            upper_x = _inputs(x_tile_ptr + start + 16, inside_m[:, None] & inside, HAS_X_SCALE, X_IS_FP8, NATIVE)
             part = multiply_numbers(x, (weight & 15).to(tl.int32) - zero, part, IEEE)
             part = multiply_numbers(upper_x, (weight >> 4).to(tl.int32) - zero, part, IEEE)
         else:
@@ -228,10 +282,21 @@ def _packed_matmul_kernel(  # type: ignore[no-untyped-def]
             sums += part * scale[None, :]
     if GROUP == 0:
         sums *= tl.load(scale_row_ptr, mask=inside_n, other=0.0)[None, :]
+    if HAS_X_SCALE:
+        sums *= tl.load(x_scale_ptr + m, mask=inside_m, other=0.0)[:, None]
     if HAS_BIAS:
         sums += tl.load(bias_ptr + n, mask=inside_n, other=0.0).to(tl.float32)[None, :]
     out_tile_ptr = out_ptr + m.to(tl.int64)[:, None] * OUTPUTS + n[None, :]
     tl.store(out_tile_ptr, sums.to(out_ptr.dtype.element_ty), mask=inside_m[:, None] & inside_n[None, :])
+
+
+@jit()
+def _inputs(ptr, mask, ROUNDED: tl.constexpr, IS_FP8: tl.constexpr, NATIVE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A tile of floats, or of rounded numbers as floats."""
+    x = tl.load(ptr, mask=mask, other=0)
+    if ROUNDED:
+        x = operand(x, IS_FP8, NATIVE, tl.bfloat16)
+    return x
 
 
 @jit()

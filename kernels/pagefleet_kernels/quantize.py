@@ -107,6 +107,46 @@ def quantize(x_TI: torch.Tensor, spec: QuantizeSpec, *, backend: Backend | None 
     return Quantized(values, scale)
 
 
+def quantize_with_zeros(
+    x_TI: torch.Tensor,
+    fixed: tuple[torch.Tensor, torch.Tensor] | None = None,
+    *,
+    backend: Backend | None = None,
+) -> tuple[Quantized, torch.Tensor]:
+    """To int8, from the least to the largest of each token and zero; a value is its number less its token's zero point,
+    times the scale. `fixed`: scale and zero point of the whole tensor, float32 of one element each.
+
+    Returns:
+        Numbers and scales, and whole numbers in float32 [T, 1] or [1].
+    """
+    if x_TI.dim() != 2 or x_TI.stride(1) != 1:
+        raise UnsupportedShapeError(f"activations must be [T, I] with a contiguous last axis, not {list(x_TI.shape)}")
+    num_tokens, width = x_TI.shape
+    if choose_backend(x_TI.device, backend) == "torch":
+        values, scale, zero = reference.quantize_with_zeros(x_TI, fixed)
+        return Quantized(values, scale), zero
+    if fixed is not None:
+        scale, zero = fixed[0].view(1), fixed[1].view(1)
+    else:
+        scale, zero = (torch.empty((num_tokens, 1), dtype=torch.float32, device=x_TI.device) for _ in range(2))
+    values = torch.empty(x_TI.shape, dtype=torch.int8, device=x_TI.device)
+    if values.numel():
+        block = next_power_of_2(width)
+        _quantize_with_zeros_kernel[(num_tokens,)](
+            values,
+            scale,
+            zero,
+            x_TI,
+            x_TI.stride(0),
+            WIDTH=width,
+            BLOCK=block,
+            STATIC=fixed is not None,
+            num_warps=tile_warps(block),
+            **COMPILE_OPTIONS,
+        )
+    return Quantized(values, scale), zero
+
+
 def quantize_constants(spec: QuantizeSpec | None, device: torch.device) -> dict[str, int | bool]:
     """What `quantize_rows` must know when it is compiled: GROUP (0: the whole row), STATIC, FP8 and NATIVE."""
     if spec is None:
@@ -161,9 +201,16 @@ def encode(x, FP8: tl.constexpr, NATIVE: tl.constexpr):  # type: ignore[no-untyp
     """Bytes of scaled float32 values."""
     if FP8:
         code = encode_e4m3(x, NATIVE)
-    else:  # adding 1.5 * 2^23 leaves no place for a fraction: rounds to nearest even
-        code = ((tl.minimum(tl.maximum(x, -127.0), 127.0) + 12582912.0) - 12582912.0).to(tl.int8)
+    else:
+        nearby = tl.minimum(tl.maximum(x, -127.0), 127.0)
+        code = nearest(nearby).to(tl.int8)
     return code
+
+
+@jit()
+def nearest(x):  # type: ignore[no-untyped-def]
+    """Whole numbers, ties to even; |x| is below 2^22."""
+    return (x + 12582912.0) - 12582912.0  # adding 1.5 * 2^23 leaves no place for a fraction
 
 
 @jit()
@@ -189,3 +236,31 @@ def _quantize_kernel(  # type: ignore[no-untyped-def]
     x = tl.load(x_ptr + token * stride_token + column, mask=column < WIDTH, other=0.0).to(tl.float32)
     row = token + tl.arange(0, 1)
     quantize_rows(values_ptr, scale_ptr, x[None, :], row, column, token + 1, WIDTH, GROUP, STATIC, FP8, NATIVE)
+
+
+@jit()
+def _quantize_with_zeros_kernel(  # type: ignore[no-untyped-def]
+    values_ptr,
+    scale_ptr,
+    zero_ptr,
+    x_ptr,
+    stride_token,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STATIC: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    x = tl.load(x_ptr + token * stride_token + column, mask=inside, other=0.0).to(tl.float32)
+    if STATIC:
+        scale, zero = tl.load(scale_ptr), tl.load(zero_ptr)
+    else:
+        least, largest = tl.minimum(tl.min(x, axis=0), 0.0), tl.maximum(tl.max(x, axis=0), 0.0)
+        scale = tl.maximum((largest - least) * (1.0 / 255.0), 1e-12)
+        zero = nearest(-least / scale) - 128.0
+        tl.store(scale_ptr + token, scale)
+        tl.store(zero_ptr + token, zero)
+    scaled = tl.minimum(tl.maximum(x / scale, -1024.0), 1024.0)
+    number = tl.minimum(tl.maximum(nearest(scaled) + zero, -128.0), 127.0)
+    tl.store(values_ptr + token * WIDTH + column, number.to(tl.int8), mask=inside)

@@ -155,6 +155,21 @@ def quantize(
     return values.contiguous(), scale.squeeze(-1)
 
 
+def quantize_with_zeros(
+    x_TI: torch.Tensor, fixed: tuple[torch.Tensor, torch.Tensor] | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Twin of `quantize.quantize_with_zeros`."""
+    x = x_TI.float()
+    if fixed is not None:
+        scale, zero = fixed[0].view(1), fixed[1].view(1)
+    else:
+        least, largest = x.amin(-1, keepdim=True).clamp_(max=0.0), x.amax(-1, keepdim=True).clamp_(min=0.0)
+        scale = ((largest - least) * (1.0 / 255.0)).clamp_(min=1e-12)
+        zero = (-least / scale).round_() - 128.0
+    numbers = (x / scale).round_().add_(zero).clamp_(-128.0, 127.0)
+    return numbers.to(torch.int8), scale, zero
+
+
 def to_bytes(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Nearest numbers of `dtype`, ties to even; beyond its range the largest."""
     largest = LARGEST[dtype]
@@ -170,6 +185,7 @@ def scaled_matmul(
     bias_O: torch.Tensor | None,
     out_dtype: torch.dtype,
     block: int | None,
+    shift: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Twin of `scaled_matmul.scaled_matmul`; scales have the shapes that it has given them."""
     if block is not None:
@@ -182,6 +198,8 @@ def scaled_matmul(
             sums_TO = (x_TI.double() @ weight_OI.double().t()).float()
         else:
             sums_TO = x_TI.float() @ weight_OI.float().t()
+        if shift is not None:
+            sums_TO -= shift[0].view(-1, 1) * shift[1]
         if x_scale is not None:
             sums_TO *= x_scale
         sums_TO *= weight_scale

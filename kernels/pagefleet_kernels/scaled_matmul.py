@@ -6,6 +6,8 @@ Shapes: T tokens, I inputs, O outputs, B = O / block, C = I / block, rounded up.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from pagefleet_kernels import reference
@@ -19,6 +21,15 @@ _FEW_ROWS = 16
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
+class Shift(NamedTuple):
+    """What numbers around zero points need: products are of numbers less their row's zero point."""
+
+    zeros_T: torch.Tensor
+    """Whole numbers in float32, of 1 or T elements, within those of int8."""
+    sums_O: torch.Tensor
+    """int32: each row of the weight, added up."""
+
+
 def scaled_matmul(
     x_TI: torch.Tensor,
     x_scale: torch.Tensor | None,
@@ -28,6 +39,7 @@ def scaled_matmul(
     out_dtype: torch.dtype,
     block: int | None = None,
     *,
+    shift: Shift | None = None,
     tile: MatmulTile | None = None,
     backend: Backend | None = None,
 ) -> torch.Tensor:
@@ -36,19 +48,34 @@ def scaled_matmul(
     `x` and `weight` are both fp8 or both int8, or `x` is a float and `x_scale` None: then the weight is expanded in the
     kernel (fp8 on GPUs before sm_89). Scales are float32: for x of 1 or T elements, for the weight of 1 or O. With
     `block` they are [T, C] and [B, C]. Sums are float32 (int32 for int8); scales and bias follow before the rounding.
-    On Hopper most fp8 without blocks goes to `torch._scaled_mm`; `tile` asks for the Triton kernel with this launch.
+    `shift`: of int8 with scales by row. On Hopper most fp8 without blocks goes to `torch._scaled_mm`; `tile` asks for
+    the Triton kernel with this launch.
     """
     _check(x_TI, x_scale, weight_OI, bias_O, out_dtype)
+    if shift is not None:
+        _check_shift(x_TI, x_scale, weight_OI, block, shift)
     x_scale, weight_scale = _shaped_scales(x_TI, x_scale, weight_OI, weight_scale, block)
     if choose_backend(x_TI.device, backend) == "torch":
-        return reference.scaled_matmul(x_TI, x_scale, weight_OI, weight_scale, bias_O, out_dtype, block)
+        return reference.scaled_matmul(x_TI, x_scale, weight_OI, weight_scale, bias_O, out_dtype, block, shift)
     library_may = backend is None and tile is None and x_scale is not None and block is None
     if library_may and _library_takes(x_TI, weight_OI, weight_scale, out_dtype):
         assert x_scale is not None
         return _library_matmul(x_TI, x_scale, weight_OI, weight_scale, bias_O, out_dtype)
     if tile is None:
         tile = matmul_tile(launch_table(architecture(x_TI.device)).matmul, x_TI.shape[0])
-    return _triton_matmul(x_TI, x_scale, weight_OI, weight_scale, bias_O, out_dtype, block, tile)
+    return _triton_matmul(x_TI, x_scale, weight_OI, weight_scale, bias_O, out_dtype, block, tile, shift)
+
+
+def _check_shift(
+    x_TI: torch.Tensor, x_scale: torch.Tensor | None, weight_OI: torch.Tensor, block: int | None, shift: Shift
+) -> None:
+    if x_TI.dtype != torch.int8 or x_scale is None or block is not None:
+        raise UnsupportedShapeError(f"zero points beside {x_TI.dtype} are not supported: int8 with scales by row is")
+    if shift.zeros_T.numel() not in (1, x_TI.shape[0]) or shift.sums_O.shape != weight_OI.shape[:1]:
+        raise UnsupportedShapeError(
+            f"{shift.zeros_T.numel()} zero points and {shift.sums_O.numel()} sums do not fit {x_TI.shape[0]} tokens "
+            f"and {weight_OI.shape[0]} outputs"
+        )
 
 
 def _check(
@@ -156,6 +183,7 @@ def _triton_matmul(
     out_dtype: torch.dtype,
     block: int | None,
     tile: MatmulTile,
+    shift: Shift | None,
 ) -> torch.Tensor:
     (num_tokens, num_inputs), num_outputs = x_TI.shape, weight_OI.shape[0]
     out_TO = torch.empty((num_tokens, num_outputs), dtype=out_dtype, device=x_TI.device)
@@ -171,6 +199,8 @@ def _triton_matmul(
         as_bytes(weight_OI),
         weight_scale,
         weight_scale if bias_O is None else bias_O,
+        scale_TC if shift is None else shift.zeros_T,
+        weight_scale if shift is None else shift.sums_O,
         num_tokens,
         tiles[0],
         x_TI.stride(0),
@@ -178,10 +208,12 @@ def _triton_matmul(
         # a scale for all rows is read again and again
         scale_TC.stride(0) if scale_TC.shape[0] > 1 else 0,
         weight_scale.stride(0) if block is not None else int(weight_scale.shape[1] > 1),
+        0 if shift is None else int(shift.zeros_T.numel() > 1),
         OUTPUTS=num_outputs,
         INPUTS=num_inputs,
         SCALE_BLOCK=block or 0,
         HAS_X_SCALE=x_scale is not None,
+        HAS_SHIFT=shift is not None,
         HAS_BIAS=bias_O is not None,
         X_IS_FP8=x_TI.dtype == FP8,
         WEIGHT_IS_FP8=weight_OI.dtype == FP8,
@@ -222,7 +254,7 @@ def operand(x, IS_FP8: tl.constexpr, NATIVE: tl.constexpr, dot_type: tl.constexp
     return operand
 
 
-@jit(do_not_specialize=("num_tokens", "tiles_m", "stride_x_scale", "stride_weight_scale"))
+@jit(do_not_specialize=("num_tokens", "tiles_m", "stride_x_scale", "stride_weight_scale", "stride_zero"))
 def _scaled_matmul_kernel(  # type: ignore[no-untyped-def]
     out_ptr,
     x_ptr,
@@ -230,16 +262,20 @@ def _scaled_matmul_kernel(  # type: ignore[no-untyped-def]
     weight_ptr,
     weight_scale_ptr,
     bias_ptr,
+    zero_ptr,
+    weight_sum_ptr,
     num_tokens,
     tiles_m,
     stride_x,
     stride_weight,
     stride_x_scale,
     stride_weight_scale,
+    stride_zero,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
     SCALE_BLOCK: tl.constexpr,
     HAS_X_SCALE: tl.constexpr,
+    HAS_SHIFT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     X_IS_FP8: tl.constexpr,
     WEIGHT_IS_FP8: tl.constexpr,
@@ -274,6 +310,9 @@ def _scaled_matmul_kernel(  # type: ignore[no-untyped-def]
             if HAS_X_SCALE:
                 scale *= tl.load(x_scale_ptr + m * stride_x_scale + column, mask=inside_m, other=0.0)[:, None]
             sums += part.to(tl.float32) * scale
+    if HAS_SHIFT:
+        zero = tl.load(zero_ptr + m * stride_zero, mask=inside_m, other=0.0).to(tl.int32)[:, None]
+        sums -= zero * tl.load(weight_sum_ptr + n, mask=inside_n, other=0)[None, :]
     out = sums.to(tl.float32)
     if SCALE_BLOCK == 0:
         if HAS_X_SCALE:

@@ -138,8 +138,8 @@ class Engine(Object):
     """Environment variables of the engines."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
     """Type of weights and activations; default auto: the checkpoint's, where the device computes in it."""
-    quantization: Literal["fp8"] | None = None
-    """fp8: weights are quantized while they are loaded; default: as the checkpoint is."""
+    quantization: Literal["fp8", "int8"] | None = None
+    """fp8, int8: weights are quantized while they are loaded; default: as the checkpoint is."""
     max_model_len: TokenCount | None = None
     """Longest prompt plus answer in tokens, as 4096, 32k (32,000) or 32Ki; default: what the model was made for."""
     kv_offload: KvOffload | None = None

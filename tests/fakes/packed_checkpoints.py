@@ -22,13 +22,15 @@ class Packed:
     """One way to store a matrix, and its words in config.json."""
 
     format: str
-    """pack-quantized, awq, gptq or gptq_v2"""
+    """pack-quantized, int-quantized, awq, gptq or gptq_v2"""
     bits: int = 4
     group: int | None = 32
     """None: one scale for a row"""
     zeros: bool = False
     ordered: bool = False
     """Inputs are in groups in act order."""
+    inputs: str = ""
+    """int or float: they are rounded to 8 bits per token."""
 
     def config(self) -> dict[str, Any]:
         size = -1 if self.group is None else self.group
@@ -51,10 +53,11 @@ class Packed:
             "group_size": self.group,
             "actorder": "group" if self.ordered else None,
         }
-        group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
+        inputs = {"num_bits": 8, "type": self.inputs, "symmetric": True, "strategy": "token", "dynamic": True}
+        group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs if self.inputs else None}
         return {
             "quant_method": "compressed-tensors",
-            "format": "pack-quantized",
+            "format": self.format,
             "config_groups": {"group_0": group},
             "ignore": ["lm_head"],
         }
@@ -129,6 +132,11 @@ def pack(numbers: Numbers, packed: Packed) -> dict[str, Tensor]:
             if packed.zeros:
                 stored["weight_zero_point"] = into_words(zeros_GO, bits).t().contiguous()
             return stored | ({"weight_g_idx": numbers.groups_I} if packed.ordered else {})
+        case "int-quantized":
+            middle = 1 << (bits - 1)
+            stored = {"weight": (numbers.codes_OI - middle).to(torch.int8), "weight_scale": numbers.scales_OG}
+            zeros = {"weight_zero_point": (numbers.zeros_OG - middle).to(torch.int8)} if packed.zeros else {}
+            return stored | zeros
         case "awq":
             return {"qweight": awq_words(numbers.codes_OI.t()), "qzeros": awq_words(zeros_GO), "scales": scales_GO}
         case _:

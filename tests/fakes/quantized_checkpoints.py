@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+INPUT_ZERO = 9
+"""Zero point of inputs with a fixed scale."""
 _LARGEST = {"float": 448.0, "int": 127.0}
 
 
@@ -29,6 +31,8 @@ class Recipe:
     block: tuple[int, int] | None = None
     plain_fp8: bool = False
     """DeepSeek's spelling instead of compressed-tensors'."""
+    zeros: bool = False
+    """Inputs have zero points."""
 
     @property
     def scale_name(self) -> str:
@@ -48,6 +52,7 @@ class Recipe:
         }
         inputs = None
         if self.inputs != "none":
+            number["symmetric"] = not self.zeros
             inputs = {**number, "strategy": self.inputs, "dynamic": self.inputs != "tensor"}
             if self.inputs == "group" and self.block is not None:
                 inputs["group_size"] = self.block[1]
@@ -120,6 +125,13 @@ def rounded_inputs(x: Tensor, recipe: Recipe, input_scale: float = 0.05) -> Tens
     limit = _LARGEST[recipe.kind]
     if recipe.inputs == "none":
         return x
+    if recipe.zeros:
+        scale, zero = torch.tensor(input_scale, dtype=torch.float64), torch.tensor(float(INPUT_ZERO))
+        if recipe.inputs == "token":
+            least, largest = x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0)
+            scale = (largest - least) / 255
+            zero = (-128 - least / scale).round()
+        return (((x / scale).round() + zero).clamp(-128, 127) - zero) * scale
     if recipe.inputs == "tensor":
         scale = torch.tensor(input_scale, dtype=torch.float64)
     elif recipe.inputs == "token":
@@ -146,6 +158,8 @@ def quantize_checkpoint(
         stored |= {name: numbers, f"{layer}.{recipe.scale_name}": scale}
         if recipe.inputs == "tensor":
             stored[f"{layer}.input_scale"] = torch.tensor(input_scale)
+        if recipe.inputs == "tensor" and recipe.zeros:
+            stored[f"{layer}.input_zero_point"] = torch.tensor(INPUT_ZERO, dtype=torch.int8)
         plain[name] = meant.to(tensor.dtype)
     for folder, content in ((target, stored), (Path(f"{target}-plain"), plain)):
         shutil.copytree(source, folder)

@@ -274,6 +274,9 @@ def compile_quantized() -> None:
             four = packed_matmul.PackedWeights(numbers, scales, scales.to(torch.uint8), bits, group)
             packed_matmul.packed_matmul(x, four, x[0, :384], backend="triton")
             packed_matmul.packed_matmul(x, replace(four, zeros_OG=None), backend="triton")
+            for dtype in (fp8.FP8, torch.int8):
+                rounded = quantize.Quantized(torch.zeros(x.shape, dtype=dtype), torch.zeros(rows, 1))
+                packed_matmul.packed_rounded_matmul(rounded, four, x[0, :384], x.dtype, backend="triton")
         weight_scale, block_scales = torch.zeros(384), torch.zeros(3, 8)
         for spec in SPECS:
             numbers, scale = quantize.quantize(x, spec, backend="triton")
@@ -282,6 +285,13 @@ def compile_quantized() -> None:
             product = scaled_matmul.scaled_matmul
             product(numbers, scale, weight, weight_scales, weight_scale, x.dtype, block, backend="triton")
             product(x, None, weight, weight_scales, None, x.dtype, block, backend="triton")
+        whole = torch.zeros((384, 1024), dtype=torch.int8)
+        for fixed in (None, (weight_scale[:1], weight_scale[:1])):
+            (numbers, scale), zeros = quantize.quantize_with_zeros(x, fixed, backend="triton")
+            shift = scaled_matmul.Shift(zeros, whole.sum(1, dtype=torch.int32))
+            scaled_matmul.scaled_matmul(
+                numbers, scale, whole, weight_scale, weight_scale, x.dtype, shift=shift, backend="triton"
+            )
 
 
 def compile_experts() -> None:

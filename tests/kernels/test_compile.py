@@ -40,6 +40,7 @@ KERNELS = {
     "_prepare_latents_kernel",
     "_prepare_step_kernel",
     "_quantize_kernel",
+    "_quantize_with_zeros_kernel",
     "_norm_kernel",
     "_scaled_matmul_kernel",
     "_scatter_writes_kernel",

@@ -8,7 +8,15 @@ import pytest
 import torch
 from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.errors import UnsupportedShapeError
-from pagefleet_kernels.packed_matmul import PackedWeights, pack_numbers, packed_matmul, unpack_numbers
+from pagefleet_kernels.fp8 import FP8
+from pagefleet_kernels.packed_matmul import (
+    PackedWeights,
+    pack_numbers,
+    packed_matmul,
+    packed_rounded_matmul,
+    unpack_numbers,
+)
+from pagefleet_kernels.quantize import QuantizeSpec, quantize
 
 TOLERANCE = {torch.float32: (1e-5, 1e-4), torch.float16: (2e-3, 2e-2), torch.bfloat16: (1.6e-2, 6e-2)}
 
@@ -102,3 +110,24 @@ def test_misfits_are_refused() -> None:
         packed_matmul(x, weights, torch.zeros(15))
     with pytest.raises(UnsupportedShapeError, match="whole runs of 32"):
         pack_numbers(torch.zeros(2, 48, dtype=torch.uint8), 4)
+
+
+@pytest.mark.parametrize("dtype", [FP8, torch.int8], ids=str)
+@pytest.mark.parametrize(("bits", "group", "zeros"), [(4, 32, True), (4, None, False), (8, 64, True)])
+def test_products_of_rounded_inputs(
+    bits: int, group: int | None, zeros: bool, dtype: torch.dtype, device: torch.device
+) -> None:
+    weights, meant = random_weights(40, 128, bits, group, zeros, device)
+    x = quantize(torch.randn(19, 128, generator=torch.Generator().manual_seed(1)).to(device), QuantizeSpec(dtype))
+    bias = torch.ones(40, device=device)
+    expected = (x.values.float() * x.scale) @ meant.t() + bias
+    for backend in ("torch", "triton"):
+        for out_dtype in (torch.float32, torch.bfloat16):
+            out = packed_rounded_matmul(x, weights, bias, out_dtype, backend=backend)
+            rtol, atol = TOLERANCE[out_dtype]
+            assert out.dtype == out_dtype
+            torch.testing.assert_close(out.float(), expected, rtol=rtol, atol=atol)
+    with pytest.raises(UnsupportedShapeError, match="do not fit 128 inputs"):
+        packed_rounded_matmul(x._replace(values=x.values.float()), weights, None, torch.float32)
+    with pytest.raises(UnsupportedShapeError, match=r"with scales \[19\] is not supported"):
+        packed_rounded_matmul(x._replace(scale=x.scale[:, 0]), weights, None, torch.float32)

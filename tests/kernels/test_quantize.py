@@ -8,7 +8,7 @@ from pagefleet_kernels import activation, norm, reference
 from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.fp8 import FP8
-from pagefleet_kernels.quantize import Quantized, QuantizeSpec, quantize, quantize_fp8
+from pagefleet_kernels.quantize import Quantized, QuantizeSpec, quantize, quantize_fp8, quantize_with_zeros
 
 BACKENDS: tuple[Backend, ...] = ("triton", "torch")
 STEP = {FP8: 0.0626, torch.int8: 0.0}  # half a place of e4m3, relative; int8 has half a number, absolute
@@ -151,3 +151,27 @@ def test_misfits_are_refused(device: torch.device) -> None:
     for message, call in refused:
         with pytest.raises(UnsupportedShapeError, match=message):
             call()
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+@pytest.mark.parametrize(("tokens", "width"), [(1, 128), (5, 200), (0, 64)])
+def test_numbers_around_zero_points(tokens: int, width: int, fixed: bool, device: torch.device) -> None:
+    torch.manual_seed(2)
+    x = (torch.randn(tokens, width + 8, device=device) + 1.5).to(torch.bfloat16)[:, :width]
+    given = (torch.tensor(0.03, device=device), torch.tensor(-40.0, device=device)) if fixed else None
+    (twin, scale), zero = quantize_with_zeros(x, given, backend="torch")
+    (values, own_scale), own_zero = quantize_with_zeros(x, given, backend="triton")
+    torch.testing.assert_close(own_scale, scale, rtol=2e-6, atol=0)
+    torch.testing.assert_close(own_zero, zero, rtol=0, atol=1.0)
+    torch.testing.assert_close(values.int(), twin.int(), rtol=0, atol=1)
+    assert values.shape == x.shape
+    if tokens and not fixed:
+        assert (own_zero < 0).all()
+        torch.testing.assert_close((values - own_zero) * own_scale, x.float(), rtol=0, atol=float(own_scale.max()))
+
+
+def test_whole_rows_of_one_sign_and_of_nothing(device: torch.device) -> None:
+    x = torch.stack([torch.zeros(32), torch.full((32,), 3.0), torch.full((32,), -3.0)]).to(device)
+    for backend in BACKENDS:
+        (values, scale), zero = quantize_with_zeros(x, backend=backend)
+        torch.testing.assert_close((values - zero) * scale, x, rtol=1e-5, atol=1e-6)

@@ -9,9 +9,10 @@ from pagefleet_kernels import scaled_matmul as module
 from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.fp8 import FP8
-from pagefleet_kernels.quantize import QuantizeSpec, quantize
-from pagefleet_kernels.scaled_matmul import scaled_matmul
+from pagefleet_kernels.quantize import QuantizeSpec, quantize, quantize_with_zeros
+from pagefleet_kernels.scaled_matmul import Shift, scaled_matmul
 
+BACKENDS: tuple[Backend, ...] = ("triton", "torch")
 SHAPES = [(1, 16, 32), (17, 48, 96), (5, 40, 72)]  # tokens, outputs, inputs: tiles that fit and tiles that do not
 TOLERANCE = {torch.float32: (1e-5, 1e-4), torch.float16: (2e-3, 2e-2), torch.bfloat16: (1.6e-2, 6e-2)}
 
@@ -168,3 +169,23 @@ def test_misfits_are_refused() -> None:
         scaled_matmul(x, one, weight, one, None, bf16, 24)
     with pytest.raises(UnsupportedShapeError, match="must be"):
         scaled_matmul(x, one, weight, one, None, bf16, 32)
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_products_of_numbers_around_zero_points(fixed: bool, device: torch.device) -> None:
+    torch.manual_seed(3)
+    x = torch.randn(19, 96, device=device) + 2.0
+    given = (torch.tensor(0.04, device=device), torch.tensor(-77.0, device=device)) if fixed else None
+    numbers, zeros = quantize_with_zeros(x, given, backend="torch")
+    weight, weight_scale = quantize(torch.randn(40, 96, device=device), QuantizeSpec(torch.int8))
+    shift, bias = Shift(zeros, weight.sum(1, dtype=torch.int32)), torch.randn(40, device=device)
+    expected = ((numbers.values - zeros) * numbers.scale) @ (weight.float() * weight_scale).t() + bias
+    for backend in BACKENDS:
+        arguments = (numbers.values, numbers.scale, weight, weight_scale, bias, torch.float32)
+        assert_near(scaled_matmul(*arguments, shift=shift, backend=backend), expected)
+    with pytest.raises(UnsupportedShapeError, match="zero points beside"):
+        scaled_matmul(x, None, weight, weight_scale, None, torch.float32, shift=shift)
+    with pytest.raises(UnsupportedShapeError, match="zero points and 39 sums do not fit"):
+        scaled_matmul(
+            numbers.values, numbers.scale, weight, weight_scale, None, torch.float32, shift=Shift(zeros, shift[1][1:])
+        )

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.linear_kernel import LinearKernel, PlainLinear, can_pack, linear_kernel
+from pagefleet_engine.layers.quantization.inputs import InputQuantizer
+from pagefleet_engine.layers.quantization.kernels import ExpandedLinear
 from pagefleet_engine.layers.quantization.packed import PackedMatrix
 from pagefleet_engine.layers.quantization.packed_slots import PackedSlots
 from pagefleet_engine.layers.quantization.slots import QuantizedSlots
@@ -44,16 +46,19 @@ class Matrix(Protocol):
 class PlainMatrix:
     """A matrix in the model's own type."""
 
-    __slots__ = ("_traceable", "weight_OI")
+    __slots__ = ("_traceable", "inputs", "weight_OI")
 
-    def __init__(self, weight_OI: Tensor, traceable: bool = False) -> None:
+    def __init__(self, weight_OI: Tensor, traceable: bool = False, inputs: InputQuantizer | None = None) -> None:
         """`traceable`: see Placement."""
         self.weight_OI, self._traceable = weight_OI, traceable
+        self.inputs = inputs
+        """What rounds the inputs of its products."""
 
     def kernel(self, start: int, stop: int) -> LinearKernel:
         """See Matrix."""
         weight_OI = self.weight_OI[start:stop]
-        return PlainLinear(weight_OI) if self._traceable else linear_kernel(weight_OI)
+        product = PlainLinear(weight_OI) if self._traceable else linear_kernel(weight_OI)
+        return product if self.inputs is None else ExpandedLinear(product, self.inputs)
 
     def plain(self) -> Tensor:
         """See Matrix."""
@@ -66,7 +71,7 @@ class PlainMatrix:
 
     def of(self, stored: Sequence[Tensor]) -> PlainMatrix:
         """See Matrix."""
-        return PlainMatrix(stored[0], self._traceable)
+        return PlainMatrix(stored[0], self._traceable, self.inputs)
 
 
 def matrix_slots(
@@ -99,11 +104,14 @@ def _matrix_slots(
 ) -> dict[str, Weight]:
     scheme, rows = placement.scheme(len(outputs)), tuple(map(shard_of, outputs))
     if isinstance(scheme, PackedScheme):
+        columns = shard_of(inputs)
+        ranks = placement.tensor if columns.is_part else None
+        rounded = None if scheme.inputs is None else InputQuantizer(scheme.inputs, None, ranks)
 
         def take_packed(matrix: PackedMatrix | Tensor) -> None:
-            install(PlainMatrix(matrix, placement.traceable) if isinstance(matrix, Tensor) else matrix)
+            install(PlainMatrix(matrix, placement.traceable, rounded) if isinstance(matrix, Tensor) else matrix)
 
-        return dict(PackedSlots(scheme, shard_of(inputs), rows, placement, take_packed).slots)
+        return dict(PackedSlots(scheme, columns, rows, placement, take_packed).slots)
     if scheme is not None:
         return dict(QuantizedSlots(scheme, shard_of(inputs), rows, placement, install).slots)
 

@@ -17,12 +17,33 @@ import torch
 from pagefleet_engine.errors import ModelLoadError
 
 Number = Literal["fp8", "int8", "mxfp4"]
+RoundedNumber = Literal["fp8", "int8"]
 WeightScales = Literal["tensor", "channel", "block"]
 InputScales = Literal["none", "tensor", "token", "group"]
 
 _CLASS = "Linear"
 STORAGE = {"fp8": torch.float8_e4m3fn, "int8": torch.int8, "mxfp4": torch.uint8}
 """The torch type of each number format; two numbers of MXFP4 lie in one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounding:
+    """How a layer's inputs become numbers of eight bits: value = (number - zero point) * scale."""
+
+    number: RoundedNumber
+    scales: Literal["tensor", "token", "group"]
+    """As InputScales."""
+    group: int | None = None
+    """Inputs that share a scale, with scales `group`."""
+    zero_points: bool = False
+    """One beside each scale, of int8 alone; else numbers lie around zero."""
+    bound: float | None = None
+    """Inputs beyond it count as this, and so scales are no larger."""
+
+    def describe(self) -> str:
+        """For log lines and errors."""
+        scales = {"tensor": "fixed input scale", "token": "inputs per token", "group": "inputs per token and group"}
+        return f"{scales[self.scales]}{' with zero points' if self.zero_points else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +60,9 @@ class QuantizationScheme:
     time, one per token, or one per token and `block[1]` inputs."""
     block: tuple[int, int] | None = None
     """Rows and columns that share a weight scale, with weight_scales `block`."""
+    input_zero_points: bool = False
+    """See Rounding, as the next one."""
+    input_bound: float | None = None
     scale_name: str = "weight_scale"
     """The checkpoint's name for weight scales."""
     on_load: bool = False
@@ -49,19 +73,28 @@ class QuantizationScheme:
         """Type of the stored weights."""
         return STORAGE[self.number]
 
+    @property
+    def rounding(self) -> Rounding | None:
+        """What happens to inputs; None: nothing."""
+        if self.input_scales == "none" or self.number == "mxfp4":
+            return None
+        group = self.block[1] if self.input_scales == "group" and self.block is not None else None
+        return Rounding(
+            number=self.number,
+            scales=self.input_scales,
+            group=group,
+            zero_points=self.input_zero_points,
+            bound=self.input_bound,
+        )
+
     def describe(self) -> str:
         """For log lines and errors."""
         size = f" {self.block[0]}x{self.block[1]}" if self.block is not None else ""
-        inputs = {
-            "none": "inputs as they are",
-            "tensor": "fixed input scale",
-            "token": "inputs per token",
-            "group": "inputs per token and group",
-        }
-        return f"{self.number} weights per {self.weight_scales}{size}, {inputs[self.input_scales]}"
+        inputs = "inputs as they are" if self.rounding is None else self.rounding.describe()
+        return f"{self.number} weights per {self.weight_scales}{size}, {inputs}"
 
 
-Packing = Literal["compressed-tensors", "awq", "gptq", "gptq_v2"]
+Packing = Literal["compressed-tensors", "int-quantized", "awq", "gptq", "gptq_v2"]
 
 _WORD_BITS = 32
 LOOSE_BITS = 3
@@ -72,12 +105,12 @@ LOOSE_BITS = 3
 class PackedScheme:
     """How the matrix of a linear layer is stored in numbers of a few bits, several in a word of 32.
 
-    value = (number - zero point) * scale. Inputs are taken as they are.
+    value = (number - zero point) * scale.
     """
 
     packing: Packing
-    """Names and order of the tensors: compressed-tensors `pack-quantized`; AWQ `gemm`; GPTQ, whose first version stores
-    zero points less one."""
+    """Names and order of the tensors: compressed-tensors `pack-quantized`, or `int-quantized`, with each number in a
+    byte, around zero; AWQ `gemm`; GPTQ, whose first version stores zero points less one."""
     bits: int
     """2, 3, 4 or 8."""
     group_size: int | None
@@ -86,11 +119,15 @@ class PackedScheme:
     """The checkpoint gives them; else they are the middle of all numbers."""
     act_order: bool = False
     """Which group an input is in is told by a tensor `g_idx`; else groups are of neighbours."""
+    inputs: Rounding | None = None
+    """What happens to inputs, per token and without zero points; None: they are taken as they are."""
     on_load: ClassVar[bool] = False
 
     @property
     def word(self) -> int:
         """Numbers that nothing can part: those of a word, or of three."""
+        if self.packing == "int-quantized":
+            return 1
         return _WORD_BITS if self.bits == LOOSE_BITS else _WORD_BITS // self.bits
 
     @property
@@ -106,7 +143,8 @@ class PackedScheme:
         group = "row" if self.group_size is None else f"group of {self.group_size}"
         order = " in act order" if self.act_order else ""
         zeros = ", zero points" if self.zero_points else ""
-        return f"int{self.bits} weights per {group}{order}{zeros} ({self.packing})"
+        inputs = "" if self.inputs is None else f", {self.inputs.number} {self.inputs.describe()}"
+        return f"int{self.bits} weights per {group}{order}{zeros}{inputs} ({self.packing})"
 
 
 Scheme = QuantizationScheme | PackedScheme
@@ -164,7 +202,7 @@ def matches(pattern: str, name: str) -> bool:
     return pattern in (_CLASS, name) or name.startswith(pattern + ".")
 
 
-def fp8_on_load() -> Quantization:
-    """What `--quantization fp8` asks for: every linear layer but the head, per output row, inputs per token."""
-    scheme = QuantizationScheme(number="fp8", weight_scales="channel", input_scales="token", on_load=True)
+def on_load(number: RoundedNumber) -> Quantization:
+    """What `--quantization` asks for: every linear layer but the head, per output row, inputs per token."""
+    scheme = QuantizationScheme(number=number, weight_scales="channel", input_scales="token", on_load=True)
     return Quantization(rules=(Rule((_CLASS,), scheme),), ignored=("lm_head",))

@@ -146,8 +146,10 @@ def fill_from_safetensors(
     files = reading.files
     if files is None:
         files = [TensorFile(path, wanted) for path, wanted in checkpoint_files(folder).items()]
-    layout = layout_of({name for file in files for name in file.names}, destinations)
+    stored = {name for file in files for name in file.names}
+    layout = layout_of(stored, destinations)
     destinations = {layout.stored_name(name): destination for name, destination in destinations.items()}
+    destinations = {_name_in(stored, name): destination for name, destination in destinations.items()}
     passed_over = [layout.stored_name(name) for name in (*foreign.unused, *(("lm_head.",) if tied_head else ()))]
     others = {layout.stored_name(name) for name in foreign.elsewhere}
     others |= _packed_biases(others)
@@ -167,6 +169,13 @@ def fill_from_safetensors(
             if name in destinations
         ]
         transfer(tensors, reader, count)
+
+
+def _name_in(stored: Collection[str], name: str) -> str:
+    """Where a checkpoint has a scale of K/V: by itself, or as ModelOpt does with the projection."""
+    layer, _, kind = name.rpartition(".")
+    within = f"{layer}.{kind[0]}_proj.{kind}" if kind in ("k_scale", "v_scale") else name
+    return within if within in stored else name
 
 
 def _zero_biases(files: Sequence[TensorSource], destinations: Mapping[str, Destination]) -> dict[str, Destination]:

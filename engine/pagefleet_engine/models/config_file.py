@@ -51,6 +51,7 @@ def read_arch(folder: Path, overrides: str | None = None) -> ModelArch:
         config = read_config(path, overrides)
     except ModelConfigError as error:
         raise ModelLoadError(str(error)) from None
+    config = _with_modelopt(folder, config)
     arch = arch_from_config(config, f"{path} with hf_overrides" if overrides else str(path))
     generation = folder / "generation_config.json"
     if not generation.is_file():
@@ -60,6 +61,14 @@ def read_arch(folder: Path, overrides: str | None = None) -> ModelArch:
     except ModelConfigError as error:
         raise ModelLoadError(str(error)) from None
     return replace(arch, eos_token_ids=tuple(dict.fromkeys((*arch.eos_token_ids, *more))))
+
+
+def _with_modelopt(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """The same with what ModelOpt's own file says, where config.json says nothing of quantization."""
+    path = folder / "hf_quant_config.json"
+    if config.get("quantization_config") is not None or not path.is_file():
+        return config
+    return {**config, "quantization_config": {**read_json(path), "quant_method": "modelopt"}}
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -10,42 +10,56 @@ import re
 from pagefleet_protocol.model_config.fields import ConfigFields
 
 from pagefleet_engine.layers.quantization_scheme import PackedScheme, Packing, Quantization, Rule
-from pagefleet_engine.models.quantization_fields import check_expression, own_name, refusal
+from pagefleet_engine.models.quantization_fields import check_expression, own_name, read_rounding, refusal
 
-PACK_QUANTIZED = "pack-quantized"
+PACK_QUANTIZED, INT_QUANTIZED = "pack-quantized", "int-quantized"
+_PACKINGS: dict[str, Packing] = {PACK_QUANTIZED: "compressed-tensors", INT_QUANTIZED: "int-quantized"}
 _GPTQ_BITS = (2, 3, 4, 8)
 _EVERY_LAYER = ("Linear",)
 _HEAD = "lm_head"
 
 
-def read_packed_group(group: ConfigFields) -> PackedScheme:
-    """One of compressed-tensors' config_groups.
+def is_in_groups(group: ConfigFields) -> bool:
+    """Whether one of compressed-tensors' config_groups of `int-quantized` has numbers of 4 bits, groups of inputs or
+    zero points."""
+    weights = group.section("weights")
+    of_ints = weights.text("type", "int") == "int"
+    return of_ints and (
+        weights.count("num_bits", 8) == 4
+        or weights.text("strategy", "tensor") == "group"
+        or not weights.flag("symmetric", True)
+    )
+
+
+def read_packed_group(group: ConfigFields, used: str) -> PackedScheme:
+    """One of compressed-tensors' config_groups, in the format `used`.
 
     Raises:
         ModelLoadError: it is not run.
     """
-    weights = group.section("weights")
-    if group.present("input_activations"):
-        raise refusal(group, f"format is {PACK_QUANTIZED} and inputs are quantized (input_activations)")
+    weights, inputs = group.section("weights"), read_rounding(group)
+    if inputs is not None and (inputs.scales != "token" or inputs.zero_points):
+        raise refusal(group, f"weights of few bits or with zero points beside {inputs.describe()}")
     kind, bits = weights.text("type", "int"), weights.count("num_bits", 8)
     if kind != "int" or bits not in (4, 8):
-        raise refusal(weights, f"{kind} of {bits} bits in {PACK_QUANTIZED}")
+        raise refusal(weights, f"{kind} of {bits} bits in {used}")
     if weights.flag("dynamic", False):
         raise refusal(weights, "weights are quantized at run time")
     strategy = weights.text("strategy", "tensor")
     if strategy not in ("group", "channel"):
-        raise refusal(weights, f"strategy {strategy} in {PACK_QUANTIZED}")
+        raise refusal(weights, f"strategy {strategy} in {used}")
     size = weights.count("group_size") if strategy == "group" else None
     order = weights.text("actorder", "")
     if order not in ("", "group", "dynamic", "weight", "static"):
         raise refusal(weights, f"actorder is {order}")
     return PackedScheme(
-        packing="compressed-tensors",
+        packing=_PACKINGS[used],
         bits=bits,
         group_size=size,
         zero_points=not weights.flag("symmetric", True),
         # The others write weights back in their own order.
         act_order=order in ("group", "dynamic") and size is not None,
+        inputs=inputs,
     )
 
 

@@ -1,11 +1,12 @@
 """How a checkpoint is quantized, from the `quantization_config` of its config.json.
 
-Five spellings are read: compressed-tensors (llm-compressor), `fp8` (DeepSeek, Qwen), `mxfp4` (gpt-oss), `awq` and
-`gptq`. What cannot be computed as it was meant is refused, with what can.
+Seven spellings are read: compressed-tensors (llm-compressor), `fp8` (DeepSeek, Qwen), `mxfp4` (gpt-oss), `awq`,
+`gptq`, `fbgemm_fp8` and `modelopt`. What cannot be computed as it was meant is refused, with what can.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from pagefleet_kernels.mxfp4 import MXFP4_BLOCK
@@ -17,15 +18,29 @@ from pagefleet_engine.layers.quantization_scheme import (
     Number,
     Quantization,
     QuantizationScheme,
+    RoundedNumber,
     Rule,
     WeightScales,
-    fp8_on_load,
+    on_load,
 )
-from pagefleet_engine.models.packed_config import PACK_QUANTIZED, read_awq, read_gptq, read_packed_group
-from pagefleet_engine.models.quantization_fields import layer_patterns, refusal
+from pagefleet_engine.models.packed_config import (
+    INT_QUANTIZED,
+    PACK_QUANTIZED,
+    is_in_groups,
+    read_awq,
+    read_gptq,
+    read_packed_group,
+)
+from pagefleet_engine.models.quantization_fields import layer_patterns, read_rounding, refusal
+from pagefleet_engine.models.vendor_config import read_fbgemm, read_modelopt
 
 _FORMATS = ("float-quantized", "int-quantized", "naive-quantized")
 _EVERY_LAYER = ("Linear",)
+_OTHER_BITS = "choose the model in a form of compressed-tensors, AWQ or GPTQ, or quantize its float weights on load"
+_NOT_RUN = {
+    "deepspeedfp": f"DeepSpeedFP (quant_method deepspeedfp) is not run: {_OTHER_BITS} (--quantization fp8)",
+    "aqlm": f"AQLM (quant_method aqlm) is not run: {_OTHER_BITS} (--quantization int8)",
+}
 # Of nothing but experts, whatever else a file lists as left out.
 _MXFP4 = Quantization(
     rules=(
@@ -46,23 +61,23 @@ def read_quantization(fields: ConfigFields) -> Quantization | None:
     if not fields.present("quantization_config"):
         return None
     section = fields.section("quantization_config")
-    match section.text("quant_method", ""):
-        case "compressed-tensors":
-            return _read_compressed_tensors(section)
-        case "fp8":
-            return _read_fp8(section)
-        case "mxfp4":
-            return _MXFP4
-        case "awq":
-            return read_awq(section)
-        case "gptq":
-            return read_gptq(section)
-        case method:
-            raise refusal(section, f"quant_method is {method or 'not given'}")
+    readers: dict[str, Callable[[ConfigFields], Quantization]] = {
+        "compressed-tensors": _read_compressed_tensors,
+        "fp8": _read_fp8,
+        "mxfp4": lambda _: _MXFP4,
+        "awq": read_awq,
+        "gptq": read_gptq,
+        "fbgemm_fp8": read_fbgemm,
+        "modelopt": read_modelopt,
+    }
+    method = section.text("quant_method", "")
+    if method not in readers:
+        raise refusal(section, _NOT_RUN.get(method, f"quant_method is {method or 'not given'}"))
+    return readers[method](section)
 
 
 def settle_quantization(
-    checkpoint: Quantization | None, requested: str | None, fp8_kv_cache: bool
+    checkpoint: Quantization | None, requested: RoundedNumber | None, fp8_kv_cache: bool
 ) -> Quantization | None:
     """What is in force: the checkpoint's own quantization, or else the one that is `requested` on load.
 
@@ -78,7 +93,7 @@ def settle_quantization(
         raise ModelLoadError(
             f"--quantization {requested}: the checkpoint is quantized already ({schemes}); leave it out"
         )
-    return fp8_on_load()
+    return on_load(requested)
 
 
 def _read_compressed_tensors(section: ConfigFields) -> Quantization:
@@ -93,7 +108,8 @@ def _read_compressed_tensors(section: ConfigFields) -> Quantization:
             raise refusal(group, f"format is {used or 'not given'}")
         if group.present("output_activations"):
             raise refusal(group, "outputs are quantized (output_activations)")
-        scheme = read_packed_group(group) if used == PACK_QUANTIZED else _read_scheme(group)
+        packed = used == PACK_QUANTIZED or (used == INT_QUANTIZED and is_in_groups(group))
+        scheme = read_packed_group(group, used) if packed else _read_scheme(group)
         rules.append(Rule(layer_patterns(group, "targets"), scheme))
     if not rules:
         raise refusal(section, "config_groups is empty")
@@ -120,27 +136,16 @@ def _read_scheme(group: ConfigFields) -> QuantizationScheme:
             scales, block = "block", weights.pair("block_structure")
         case _:
             raise refusal(weights, f"{number} with strategy {strategy}")
-    inputs = _read_inputs(group, number, block)
-    return QuantizationScheme(number=number, weight_scales=scales, input_scales=inputs, block=block)
-
-
-def _read_inputs(group: ConfigFields, number: Number, block: tuple[int, int] | None) -> InputScales:
-    if not group.present("input_activations"):
-        return "none"
-    inputs = group.section("input_activations")
-    if _read_number(inputs) != number:
-        raise refusal(inputs, "inputs and weights are of different types")
-    strategy, dynamic = inputs.text("strategy", "tensor"), inputs.flag("dynamic", False)
-    match strategy, dynamic:
-        case "tensor", False:
-            return "tensor"
-        case (("token" | "tensor"), True):
-            # One scale for a whole step would let requests change each other's numbers.
-            return "token"
-        case "group", True if block is not None and inputs.count("group_size") == block[1]:
-            return "group"
-        case _:
-            raise refusal(inputs, f"{'dynamic' if dynamic else 'static'} inputs with strategy {strategy}")
+    inputs = read_rounding(group, block)
+    if inputs is not None and inputs.number != number:
+        raise refusal(group.section("input_activations"), "inputs and weights are of different types")
+    return QuantizationScheme(
+        number=number,
+        weight_scales=scales,
+        input_scales="none" if inputs is None else inputs.scales,
+        block=block,
+        input_zero_points=inputs is not None and inputs.zero_points,
+    )
 
 
 def _read_number(args: ConfigFields) -> Number:

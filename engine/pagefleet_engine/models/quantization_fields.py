@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from pagefleet_protocol.model_config.fields import ConfigFields
 
 from pagefleet_engine.errors import ModelLoadError
+from pagefleet_engine.layers.quantization_scheme import Rounding
 
 SUPPORTED = (
-    "fp8 (e4m3) or int8 weights of compressed-tensors (float-quantized, int-quantized, naive-quantized), symmetric, "
-    "per tensor, channel or (fp8) block; inputs per tensor (static) or per token; quant_method fp8; mxfp4 for experts; "
-    "and with inputs as they are pack-quantized int4 and int8, AWQ (gemm) and GPTQ of 2, 3, 4 and 8 bits"
+    "fp8 (e4m3) or int8 weights of compressed-tensors (float-quantized, int-quantized, naive-quantized) per tensor, "
+    "channel, group (int8) or block (fp8), inputs per tensor (static) or per token; int4 and int8 in pack-quantized; "
+    "quant_method fp8, fbgemm_fp8 and modelopt (FP8); AWQ (gemm); GPTQ of 2, 3, 4 and 8 bits; mxfp4 for experts"
 )
 # Where the text model is a part of one for images; its layers have our names without these.
 _TEXT_MODEL = (
@@ -24,6 +26,35 @@ _TEXT_MODEL = (
 def refusal(fields: ConfigFields, what: str) -> ModelLoadError:
     """One line with what is run instead."""
     return ModelLoadError(f"{fields.source}: {what}; pagefleet runs {SUPPORTED}")
+
+
+def read_rounding(group: ConfigFields, block: tuple[int, int] | None = None) -> Rounding | None:
+    """What one of compressed-tensors' config_groups does to inputs.
+
+    Raises:
+        ModelLoadError: it is not run.
+    """
+    if not group.present("input_activations"):
+        return None
+    inputs = group.section("input_activations")
+    kind, bits = inputs.text("type", "int"), inputs.count("num_bits", 8)
+    if bits != 8 or kind not in ("float", "int"):
+        raise refusal(inputs, f"{kind} of {bits} bits")
+    zeros = not inputs.flag("symmetric", True)
+    if zeros and kind == "float":
+        raise refusal(inputs, "numbers have a zero point (symmetric is false)")
+    strategy, dynamic = inputs.text("strategy", "tensor"), inputs.flag("dynamic", False)
+    rounded = Rounding(number="fp8" if kind == "float" else "int8", scales="token", zero_points=zeros)
+    match strategy, dynamic:
+        case "tensor", False:
+            return replace(rounded, scales="tensor")
+        case (("token" | "tensor"), True):
+            # One scale for a whole step would let requests change each other's numbers.
+            return rounded
+        case "group", True if not zeros and block is not None and inputs.count("group_size") == block[1]:
+            return replace(rounded, scales="group", group=block[1])
+        case _:
+            raise refusal(inputs, f"{'dynamic' if dynamic else 'static'} inputs with strategy {strategy}")
 
 
 def layer_patterns(fields: ConfigFields, name: str) -> tuple[str, ...]:

@@ -316,8 +316,8 @@ def _weight_bytes(resolved: Resolved, facts: ModelFacts) -> tuple[int, int]:
     if facts.quantization:
         return common, experts
     stored = _ITEMSIZE.get(facts.dtype, 2)
-    # A CPU has no fp8, so nothing is saved there.
-    halved = resolved.quantization == "fp8" and resolved.gpus > 0
+    # A CPU has no fp8, and int8 only where it multiplies that: nothing is counted on there.
+    halved = bool(resolved.quantization) and resolved.gpus > 0
     kept = 1 if halved else _ITEMSIZE[_dtype(resolved, facts)]
     return common * kept // stored, experts * kept // stored
 

@@ -292,26 +292,30 @@ def quantized_as(fields: ConfigFields) -> str:
     if not fields.present("quantization_config"):
         return ""
     section = fields.section("quantization_config")
-    match section.text("quant_method", ""):
-        case "fp8" | "mxfp4":
-            return section.text("quant_method", "")
-        case "compressed-tensors":
-            groups = section.section("config_groups")
-            each = [groups.section(name).section("weights") for name in groups.section_names()]
-            names = sorted({_number_type(weights) for weights in each})
-            if names == ["fp8"] or (names and all(name in ("int4", "int8") for name in names)):
-                return names[0]
-            method = f"compressed-tensors of {', '.join(names)[:80] or 'no groups'}"
-        case "awq":
-            return "int4"
-        case "gptq":
-            return f"int{section.count('bits', low=2, high=8)}"
-        case other:
-            method = other[:80] or "not given"
+    method = section.text("quant_method", "")
+    stored, said = _STORED.get(method, ""), method[:80] or "not given"
+    if method == "gptq":
+        stored = f"int{section.count('bits', low=2, high=8)}"
+    elif method == "modelopt":
+        algorithm = section.text("quant_algo", "")[:80]
+        stored, said = _MODELOPT.get(algorithm.upper(), ""), f"modelopt of {algorithm or 'no quant_algo'}"
+    elif method == "compressed-tensors":
+        groups = section.section("config_groups")
+        each = [groups.section(name).section("weights") for name in groups.section_names()]
+        names = sorted({_number_type(weights) for weights in each})
+        if names == ["fp8"] or (names and all(name in ("int4", "int8") for name in names)):
+            stored = names[0]
+        said = f"compressed-tensors of {', '.join(names)[:80] or 'no groups'}"
+    if stored:
+        return stored
     raise ModelConfigError(
-        f"{section.source}: quant_method is {method}; pagefleet runs awq, gptq, fp8, mxfp4, and fp8, int8 or int4 of "
-        "compressed-tensors: choose one of these checkpoints, or one without quantization"
+        f"{section.source}: quant_method is {said}; pagefleet runs awq, gptq, fp8, fbgemm_fp8, modelopt of FP8, mxfp4, "
+        "and fp8, int8 or int4 of compressed-tensors: choose one of these checkpoints, or one without quantization"
     )
+
+
+_STORED = {"fp8": "fp8", "mxfp4": "mxfp4", "awq": "int4", "fbgemm_fp8": "fp8"}
+_MODELOPT = {"FP8": "fp8", "FP8_PER_CHANNEL_PER_TOKEN": "fp8"}
 
 
 def _number_type(weights: ConfigFields) -> str:

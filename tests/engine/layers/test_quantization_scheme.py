@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from pagefleet_engine.errors import ModelLoadError
-from pagefleet_engine.layers.quantization_scheme import Quantization, QuantizationScheme, Rule, fp8_on_load, matches
+from pagefleet_engine.layers.quantization_scheme import Quantization, QuantizationScheme, Rule, matches, on_load
 from pagefleet_engine.layers.weight import Placement
 
 FP8 = QuantizationScheme(number="fp8", weight_scales="channel", input_scales="token")
@@ -67,7 +67,7 @@ def test_without_quantization_nothing_has_a_scheme() -> None:
 
 
 def test_on_load_the_head_stays_as_it_is() -> None:
-    quantization = fp8_on_load()
+    quantization = on_load("fp8")
     assert quantization.scheme(["lm_head"]) is None
     scheme = quantization.scheme([MLP])
     assert isinstance(scheme, QuantizationScheme)

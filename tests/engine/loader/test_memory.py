@@ -10,7 +10,7 @@ import pytest
 import torch
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.linear_kernel import can_pack
-from pagefleet_engine.layers.quantization_scheme import fp8_on_load
+from pagefleet_engine.layers.quantization_scheme import on_load
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.memory import check_memory, container_free_bytes, free_bytes, ranks_on, weight_bytes
 from pagefleet_engine.models.config_file import read_arch
@@ -55,7 +55,7 @@ def test_on_a_gpu_eight_bits_may_help() -> None:
     with pytest.raises(ModelLoadError, match="choose --quantization fp8, a smaller model, or a machine"):
         check_memory(15 * GIB, 4 * GIB, place)
     with pytest.raises(ModelLoadError, match="choose a smaller model, or a machine"):
-        check_memory(15 * GIB, 4 * GIB, replace(place, quantization=fp8_on_load()))
+        check_memory(15 * GIB, 4 * GIB, replace(place, quantization=on_load("fp8")))
 
 
 def write_group(directory: Path, names: tuple[str, str], limit: str, used: int, stat: str) -> None:

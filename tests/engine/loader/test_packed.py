@@ -32,6 +32,7 @@ FORMATS = [
     Packed("gptq", zeros=True, ordered=True),
     Packed("gptq", 3),
     Packed("gptq_v2", 8, zeros=True),
+    Packed("int-quantized", 8, group=None, zeros=True),
 ]
 GPTQ = Packed("gptq", zeros=True, ordered=True)
 O_PROJ = "model.layers.0.self_attn.o_proj"
@@ -83,7 +84,7 @@ def test_logits_are_those_of_transformers_with_what_the_numbers_mean(how: Packed
 def test_layers_that_are_named_stay_as_they_are(how: Packed, packed: Callable[..., Path]) -> None:
     names = (
         {"ignore": ["lm_head", "re:.*self_attn.*"]}
-        if how.format == "pack-quantized"
+        if how.format.endswith("-quantized")
         else {"modules_to_not_convert": ["self_attn"]}
     )
     folder = packed(how, config=names, kept="self_attn")
@@ -108,6 +109,7 @@ def test_the_estimate_is_what_is_kept(how: Packed, use_kernels: bool, packed: Ca
     numbers = sum(
         part.numel() * 32 // how.bits for name, part in tensors.items() if name.endswith(("packed", "qweight"))
     )
+    numbers += sum(part.numel() for name, part in tensors.items() if name.endswith("proj.weight"))
     scales = sum(part.numel() for name, part in tensors.items() if name.endswith(("scales", "weight_scale")))
     order = sum(part.numel() for name, part in tensors.items() if name.endswith("g_idx")) if how.ordered else 0
     bits = 8 if how.bits == 8 else 4
@@ -214,3 +216,11 @@ def test_biases_of_zeros_that_a_model_does_not_have_are_passed_over(packed: Call
     said = refusal(folder)
     assert f"model.safetensors: {O_PROJ}.bias" in said
     assert "is a bias, and the model has none there: config.json is of another model" in said
+
+
+def test_numbers_of_more_bits_than_the_configuration_says(packed: Callable[..., Path]) -> None:
+    folder = packed(Packed("int-quantized"))
+    weight = stored(folder, f"{O_PROJ}.weight")
+    weight[3, 5] = 8
+    edit(folder, {f"{O_PROJ}.weight": weight})
+    assert f"{O_PROJ}.weight holds numbers from -8 to 8, which are not of 4 bits: give num_bits" in refusal(folder)

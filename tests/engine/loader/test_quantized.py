@@ -32,6 +32,8 @@ RECIPES = [
     Recipe("int", "channel", "tensor"),
     Recipe("float", "tensor", "token", plain_fp8=True),
     Recipe("float", "block", "group", (32, 32), plain_fp8=True),
+    Recipe("int", "channel", "token", zeros=True),
+    Recipe("int", "channel", "tensor", zeros=True),
 ]
 KV_SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
 O_PROJ = "model.layers.0.self_attn.o_proj"
@@ -122,6 +124,44 @@ def test_a_missing_input_scale(quantized: Callable[[Recipe], Path]) -> None:
     folder = quantized(Recipe("float", "tensor", "tensor"))
     edit(folder, {f"{O_PROJ}.input_scale": None})
     assert f"the weights lack {O_PROJ}.input_scale" in refusal(folder)
+
+
+def test_a_missing_zero_point_of_inputs(quantized: Callable[[Recipe], Path]) -> None:
+    folder = quantized(Recipe("int", "channel", "tensor", zeros=True))
+    edit(folder, {f"{O_PROJ}.input_zero_point": None})
+    assert f"the weights lack {O_PROJ}.input_zero_point" in refusal(folder)
+
+
+@pytest.mark.parametrize("own_file", [True, False])
+def test_modelopt_says_the_same_in_other_words(own_file: bool, quantized: Callable[[Recipe], Path]) -> None:
+    """In config.json, or in a file of its own; with scales of K/V where it has them."""
+    folder = quantized(Recipe("float", "tensor", "tensor"))
+    expected = logits(load(folder))
+    said = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head", "vision*"]}
+    config = json.loads((folder / "config.json").read_text())
+    if own_file:
+        del config["quantization_config"]
+        (folder / "hf_quant_config.json").write_text(json.dumps({"producer": {}, "quantization": said}))
+    else:
+        config["quantization_config"] = {"quant_method": "modelopt", **said}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "the weights lack model.layers.0.self_attn.k_scale" in refusal(folder)
+    scales = {
+        f"model.layers.{layer}.self_attn.{name}_proj.{name}_scale": torch.tensor(0.5)
+        for layer in range(3)
+        for name in ("k", "v")
+    }
+    edit(folder, dict(scales))
+    assert torch.equal(logits(load(folder)), expected)
+
+
+def test_fbgemm_says_the_same_in_other_words(quantized: Callable[[Recipe], Path]) -> None:
+    folder = quantized(Recipe("float", "channel", "token"))
+    expected = logits(load(folder))
+    config = json.loads((folder / "config.json").read_text())
+    section = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]}
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": section}))
+    assert torch.equal(logits(load(folder)), expected)
 
 
 def test_a_misshapen_scale(quantized: Callable[[Recipe], Path]) -> None:

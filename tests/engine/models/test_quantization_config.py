@@ -10,7 +10,7 @@ from pagefleet_engine.layers.quantization_scheme import (
     PackedScheme,
     Quantization,
     QuantizationScheme,
-    fp8_on_load,
+    on_load,
 )
 from pagefleet_engine.models.quantization_config import read_quantization, settle_quantization
 from pagefleet_protocol.model_config.fields import ConfigFields, ModelConfigError
@@ -70,6 +70,8 @@ def test_no_section_is_no_quantization() -> None:
         (Recipe("float", "block", "group", (128, 128)), "fp8 weights per block 128x128, inputs per token and group"),
         (Recipe("int", "channel", "token"), "int8 weights per channel, inputs per token"),
         (Recipe("int", "channel", "none"), "int8 weights per channel, inputs as they are"),
+        (Recipe("int", "channel", zeros=True), "int8 weights per channel, inputs per token with zero points"),
+        (Recipe("int", "tensor", "tensor", zeros=True), "int8 weights per tensor, fixed input scale with zero points"),
         (Recipe("float", "tensor", "token", plain_fp8=True), "fp8 weights per tensor, inputs per token"),
         (Recipe("float", "tensor", "tensor", plain_fp8=True), "fp8 weights per tensor, fixed input scale"),
         (
@@ -97,6 +99,15 @@ def test_what_is_read(recipe: Recipe, said: str) -> None:
         (Packed("gptq", 8, ordered=True), "int8 weights per group of 32 in act order (gptq)"),
         (Packed("pack-quantized", 8, group=None), "int8 weights per row (compressed-tensors)"),
         (Packed("pack-quantized", ordered=True), "int4 weights per group of 32 in act order (compressed-tensors)"),
+        (
+            Packed("pack-quantized", inputs="float"),
+            "int4 weights per group of 32, fp8 inputs per token (compressed-tensors)",
+        ),
+        (Packed("int-quantized", inputs="int"), "int4 weights per group of 32, int8 inputs per token (int-quantized)"),
+        (
+            Packed("int-quantized", 8, group=None, zeros=True, inputs="int"),
+            "int8 weights per row, zero points, int8 inputs per token (int-quantized)",
+        ),
     ],
     ids=str,
 )
@@ -180,6 +191,33 @@ def test_names_of_a_text_model_within_another(prefix: str) -> None:
     assert scheme(config, "model.layers.1.mlp.down_proj") is not None
 
 
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8 weights per tensor, fixed input scale"),
+        (
+            {"quant_method": "modelopt", "quantization": {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}},
+            "fp8 weights per channel, inputs per token",
+        ),
+        ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 12.0}, "fp8 weights per channel, inputs per token"),
+    ],
+)
+def test_spellings_of_vendors(section: dict[str, Any], said: str) -> None:
+    found = scheme(section)
+    assert found is not None
+    assert found.describe() == said
+    assert found.input_bound == section.get("activation_scale_ub")
+    assert scheme(section, "lm_head") is None
+
+
+def test_modelopt_names_layers_by_patterns() -> None:
+    left = {"exclude_modules": ["lm_head", "model.layers.1*", "*.o_proj"]}
+    config = {"quant_method": "modelopt", "quant_algo": "FP8", **left}
+    assert scheme(config) is not None
+    assert scheme(config, "model.layers.1.mlp.down_proj") is None
+    assert scheme(config, "model.layers.0.self_attn.o_proj") is None
+
+
 def test_dynamic_scales_of_the_whole_step_become_those_of_tokens() -> None:
     found = scheme(group({"type": "float"}, {"type": "float", "strategy": "tensor"}, format="float-quantized"))
     assert found is not None
@@ -191,7 +229,22 @@ def test_dynamic_scales_of_the_whole_step_become_those_of_tokens() -> None:
     [
         ({"quant_method": "bitsandbytes"}, "quant_method is bitsandbytes"),
         ({"bits": 4}, "quant_method is not given"),
-        (group({}, {}, format="pack-quantized"), "format is pack-quantized and inputs are quantized"),
+        ({"quant_method": "deepspeedfp"}, "DeepSpeedFP (quant_method deepspeedfp) is not run: choose the model in"),
+        ({"quant_method": "aqlm"}, "AQLM (quant_method aqlm) is not run: choose the model in a form of"),
+        ({"quant_method": "modelopt"}, "quant_algo of ModelOpt is not given"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo of ModelOpt is W4A8_AWQ"),
+        (
+            {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "NVFP4"},
+            "kv_cache_quant_algo of ModelOpt is NVFP4",
+        ),
+        (
+            group({}, {"strategy": "tensor", "dynamic": False}, format="pack-quantized"),
+            "weights of few bits or with zero points beside fixed input scale",
+        ),
+        (
+            group({"symmetric": False}, {"symmetric": False}),
+            "weights of few bits or with zero points beside inputs per token with zero points",
+        ),
         (group({"num_bits": 3}, format="pack-quantized"), "weights: int of 3 bits in pack-quantized"),
         (group({"strategy": "tensor"}, format="pack-quantized"), "strategy tensor in pack-quantized"),
         (group({"actorder": "odd"}, format="pack-quantized"), "actorder is odd"),
@@ -206,12 +259,23 @@ def test_dynamic_scales_of_the_whole_step_become_those_of_tokens() -> None:
         ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "layout of Marlin"),
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*": {"bits": 7}}}, "GPTQ of 7 bits"),
         (group({}, {}, format=None), "format is not given"),
-        (group({"num_bits": 4}, {}), "weights: int of 4 bits"),
+        (group({"num_bits": 3}, {}), "weights: int of 3 bits"),
+        (group({"num_bits": 4, "strategy": "tensor"}, {}), "strategy tensor in int-quantized"),
         (group({"type": "float", "num_bits": 4}), "weights: float of 4 bits"),
-        (group({"strategy": "group"}, {}), "weights: int8 with strategy group"),
+        (
+            group({"type": "float", "strategy": "group"}, {"type": "float"}, format="float-quantized"),
+            "weights: fp8 with strategy group",
+        ),
         (group({"strategy": "block", "block_structure": [8, 8]}, {}), "int8 with strategy block"),
-        (group({"symmetric": False}, {}), "weights: numbers have a zero point"),
-        (group({}, {"symmetric": False}), "input_activations: numbers have a zero point"),
+        (
+            group({"type": "float", "symmetric": False}, {}, format="float-quantized"),
+            "weights: numbers have a zero point",
+        ),
+        (
+            group({"type": "float"}, {"type": "float", "symmetric": False}, format="float-quantized"),
+            "input_activations: numbers have a zero point",
+        ),
+        (group({}, {"num_bits": 4}), "input_activations: int of 4 bits"),
         (group({}, {"dynamic": False}), "static inputs with strategy token"),
         (group({}, {"strategy": "group"}), "dynamic inputs with strategy group"),
         (group({}, {"type": "float"}), "inputs and weights are of different types"),
@@ -271,6 +335,7 @@ def test_scales_of_the_kv_cache_count_where_it_is_in_fp8() -> None:
 
 def test_quantization_on_load() -> None:
     assert settle_quantization(None, None, True) is None
-    assert settle_quantization(None, "fp8", False) == fp8_on_load()
+    assert settle_quantization(None, "fp8", False) == on_load("fp8")
+    assert settle_quantization(None, "int8", False) == on_load("int8")
     with pytest.raises(ModelLoadError, match=r"--quantization fp8: the checkpoint is quantized already \(int8 weights"):
         settle_quantization(read(group({}, {})), "fp8", False)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from pagefleet_engine.errors import ModelLoadError
-from pagefleet_engine.layers.quantization_scheme import fp8_on_load
+from pagefleet_engine.layers.quantization_scheme import on_load
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.load import load_model
 from pagefleet_engine.loader.memory import weight_bytes
@@ -100,7 +100,7 @@ def test_every_quantized_form_in_stages(form: str, family: str, make_checkpoint:
 
 def test_quantized_on_load_in_stages(make_checkpoint: Make) -> None:
     folder = make_checkpoint("llama")
-    arch = replace(read_arch(folder), quantization=fp8_on_load())
+    arch = replace(read_arch(folder), quantization=on_load("fp8"))
     assert compare(folder, SPLITS["2"], arch=arch).max() < 1e-4
 
 

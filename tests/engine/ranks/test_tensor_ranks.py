@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from pagefleet_engine.errors import ConfigError, ModelLoadError
-from pagefleet_engine.layers.quantization_scheme import fp8_on_load
+from pagefleet_engine.layers.quantization_scheme import on_load
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.load import load_model
 from pagefleet_engine.models.arch import ModelArch
@@ -149,7 +149,7 @@ def test_every_quantized_form_over_ranks(form: str, family: str, make_checkpoint
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_quantized_on_load_over_ranks(family: str, make_checkpoint: Make) -> None:
     folder = make_checkpoint(family)
-    arch = replace(read_arch(folder), quantization=fp8_on_load())
+    arch = replace(read_arch(folder), quantization=on_load("fp8"))
     assert mostly_near(compare(folder, 4, arch))
 
 

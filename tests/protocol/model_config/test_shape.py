@@ -272,6 +272,8 @@ def test_a_model_that_generates_is_read(architectures: object) -> None:
         ),
         ({"quant_method": "awq", "bits": 4}, "int4"),
         ({"quant_method": "gptq", "bits": 3}, "int3"),
+        ({"quant_method": "fbgemm_fp8"}, "fp8"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8"),
         (None, ""),
     ],
 )
@@ -285,6 +287,7 @@ def test_quantization(section: object, expected: str) -> None:
     [
         ({"quant_method": "bitsandbytes"}, "quant_method is bitsandbytes"),
         ({"quant_method": "gptq", "bits": 16}, "bits is 16"),
+        ({"quant_method": "modelopt", "quant_algo": "INT4_AWQ"}, "modelopt of INT4_AWQ"),
         (
             {
                 "quant_method": "compressed-tensors",

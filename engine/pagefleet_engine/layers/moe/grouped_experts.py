@@ -24,6 +24,7 @@ from pagefleet_engine.layers.quantization.mxfp4 import Mxfp4Matrix
 from pagefleet_engine.layers.quantization.packed import PackedMatrix
 from pagefleet_engine.layers.quantization.slots import QuantizedMatrix
 
+_ROUNDED = "experts in few bits whose inputs are rounded (W4A8) are not run on a GPU: give a checkpoint in W4A16"
 PackedFormat = tuple[int, int | None]
 """Bits of a number, and inputs of a group, as in `PackedWeights`."""
 
@@ -106,6 +107,8 @@ class _Stack:
             ModelLoadError: it is quantized in a way that no kernel multiplies.
         """
         if isinstance(matrix, PlainMatrix):
+            if matrix.inputs is not None:
+                raise ModelLoadError(_ROUNDED)
             values_OI, scales = matrix.weight_OI, None
         elif isinstance(matrix, Mxfp4Matrix):
             values_OI, scales = matrix.codes_OJ, matrix.scales_OC
@@ -129,6 +132,8 @@ class _Stack:
             raise ModelLoadError(
                 "experts in act order are not run on a GPU: give a checkpoint that was quantized without desc_act"
             )
+        if matrix.rounding is not None:
+            raise ModelLoadError(_ROUNDED)
         self._packed = weights.bits, weights.group
         if weights.zeros_OG is not None:
             if self._zeros_EOG is None:
@@ -170,14 +175,14 @@ class _Stack:
 
     def _set_form(self, matrix: QuantizedMatrix) -> None:
         scheme = matrix.scheme
-        if matrix.form is not Form.SCALED:
+        rounding = scheme.rounding
+        if matrix.form is not Form.SCALED or (rounding is not None and (rounding.zero_points or rounding.bound)):
             raise ModelLoadError(f"experts with {scheme.describe()} are not run on a GPU: give another checkpoint")
         self._block = None if scheme.block is None else scheme.block[1]
-        if scheme.input_scales == "none":
+        if rounding is None:
             return
-        if matrix.input_scale is not None:  # inputs are rounded before they part: with the widest range of any expert
+        if matrix.fixed is not None:  # inputs are rounded before they part: with the widest range of any expert
             if self._input_scale is None:
-                self._input_scale = matrix.input_scale.clone()
-            torch.maximum(self._input_scale, matrix.input_scale, out=self._input_scale)
-        group = self._block if scheme.input_scales == "group" else None
-        self._rounding = QuantizeSpec(scheme.storage, self._input_scale, group)
+                self._input_scale = matrix.fixed.scale.clone()
+            torch.maximum(self._input_scale, matrix.fixed.scale, out=self._input_scale)
+        self._rounding = QuantizeSpec(scheme.storage, self._input_scale, rounding.group)

@@ -7,42 +7,79 @@ Shapes: T tokens, I inputs, G groups of inputs.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from pagefleet_engine.layers.quantization_scheme import Number, QuantizationScheme
+from pagefleet_engine.layers.quantization_scheme import Number, Rounding
 from pagefleet_engine.ranks.group import RankGroup
 
 LARGEST = {"fp8": 448.0, "int8": 127.0}
 """The largest number of each format; dynamic scales map the largest input to it."""
 
+_LEAST = -128.0
 # A scale of zero would divide by zero; smaller inputs than this become zero, as they are.
 _SMALLEST_SCALE = 1e-12
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FixedScale:
+    """How a checkpoint fixes a layer's rounding; both float32 scalars."""
+
+    scale: Tensor
+    zero: Tensor | None = None
+    """A whole number, where the scheme has zero points."""
+
+
+def joined(scales_P: Tensor, zeros_P: Tensor | None) -> FixedScale:
+    """Of parts that read the same inputs, which are rounded once: that of the widest range."""
+    if zeros_P is None:
+        return FixedScale(scales_P.amax())
+    if len(scales_P) == 1:
+        return FixedScale(scales_P[0], zeros_P[0].to(torch.float32))
+    least = (scales_P * (_LEAST - zeros_P)).amin()
+    scale = ((scales_P * (LARGEST["int8"] - zeros_P)).amax() - least) / (LARGEST["int8"] - _LEAST)
+    return FixedScale(scale, (_LEAST - least / scale).round_())
+
+
 class InputQuantizer:
-    """Scales and rounds inputs as `scheme` says; `input_scale` is its fixed scale where it has one.
+    """Scales and rounds inputs as `rounding` says; `fixed` where it has scales per tensor.
 
     Where `ranks` share a token's inputs, they share its scale too: a small message, and the numbers are those of one
     rank.
     """
 
-    __slots__ = ("_group", "_input_scale", "_number", "_ranks")
+    __slots__ = ("_fixed", "_ranks", "_rounding")
 
-    def __init__(self, scheme: QuantizationScheme, input_scale: Tensor | None, ranks: RankGroup | None = None) -> None:
-        assert (input_scale is not None) == (scheme.input_scales == "tensor"), "a fixed scale is part of the scheme"
-        self._number = scheme.number
-        self._input_scale = input_scale
-        self._ranks = ranks
-        self._group = scheme.block[1] if scheme.input_scales == "group" and scheme.block is not None else None
+    def __init__(self, rounding: Rounding, fixed: FixedScale | None, ranks: RankGroup | None = None) -> None:
+        assert (fixed is not None) == (rounding.scales == "tensor"), "a fixed scale is part of the scheme"
+        self._rounding, self._fixed, self._ranks = rounding, fixed, ranks
 
     def quantize(self, x_TI: Tensor) -> tuple[Tensor, Tensor]:
-        """Rounded numbers in float32 [T, I], and what one of them stands for: float32, broadcasts over [T, I]."""
+        """Rounded numbers less their zero points in float32 [T, I], and what one stands for: float32, broadcasts over
+        [T, I]."""
+        q_TI, scale, zero = self.numbers(x_TI)
+        return (q_TI if zero is None else q_TI.sub_(zero)), scale
+
+    def numbers(self, x_TI: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The same with zero points apart, None where there are none: float32, as the scales."""
+        number, ranks = self._rounding.number, self._ranks
         x_TI = x_TI.to(torch.float32, copy=True)
-        if self._group is not None:
-            return self._quantize_groups(x_TI, self._group)
-        scale = self._input_scale if self._input_scale is not None else dynamic_scale(x_TI, self._number, self._ranks)
-        return round_to(x_TI.div_(scale), self._number), scale
+        if self._rounding.bound is not None:
+            x_TI.clamp_(-self._rounding.bound, self._rounding.bound)
+        if self._rounding.group is not None:
+            return *self._quantize_groups(x_TI, self._rounding.group), None
+        if self._fixed is not None:
+            scale, zero = self._fixed.scale, self._fixed.zero
+        elif self._rounding.zero_points:
+            scale, zero = dynamic_zero(x_TI, ranks)
+        else:
+            scale, zero = dynamic_scale(x_TI, number, ranks), None
+        x_TI.div_(scale)
+        if zero is None:
+            return round_to(x_TI, number), scale, None
+        return x_TI.round_().add_(zero).clamp_(_LEAST, LARGEST[number]), scale, zero
 
     def round_trip(self, x_TI: Tensor) -> Tensor:
         """The inputs that the numbers stand for, in x's type."""
@@ -50,11 +87,11 @@ class InputQuantizer:
         return q_TI.mul_(scale).to(x_TI.dtype)
 
     def _quantize_groups(self, x_TI: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        num_inputs = x_TI.shape[-1]
+        num_inputs, number = x_TI.shape[-1], self._rounding.number
         x_TI = torch.nn.functional.pad(x_TI, (0, -num_inputs % size))
         x_TGi = x_TI.view(*x_TI.shape[:-1], -1, size)
-        scale_TG1 = dynamic_scale(x_TGi, self._number)
-        q_TI = round_to(x_TGi.div_(scale_TG1), self._number).flatten(-2)[..., :num_inputs]
+        scale_TG1 = dynamic_scale(x_TGi, number)
+        q_TI = round_to(x_TGi.div_(scale_TG1), number).flatten(-2)[..., :num_inputs]
         return q_TI, scale_TG1.expand_as(x_TGi).flatten(-2)[..., :num_inputs]
 
 
@@ -67,6 +104,15 @@ def dynamic_scale(x: Tensor, number: Number, ranks: RankGroup | None = None) -> 
     if ranks is not None:
         largest = ranks.all_reduce(largest, "max")
     return largest.div_(LARGEST[number]).clamp_min_(_SMALLEST_SCALE)
+
+
+def dynamic_zero(x: Tensor, ranks: RankGroup | None = None) -> tuple[Tensor, Tensor]:
+    """The scale and the zero point, a whole number, that map what lies along the last axis, and zero, to int8."""
+    ends = torch.stack((-x.amin(-1, keepdim=True), x.amax(-1, keepdim=True))).to(torch.float32).clamp_min_(0.0)
+    if ranks is not None:
+        ends = ranks.all_reduce(ends, "max")
+    scale = ends.sum(0).div_(LARGEST["int8"] - _LEAST).clamp_min_(_SMALLEST_SCALE)
+    return scale, (ends[0] / scale).round_().add_(_LEAST)
 
 
 def round_to(x: Tensor, number: Number) -> Tensor:

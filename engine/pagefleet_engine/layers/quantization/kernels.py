@@ -64,23 +64,26 @@ class RescaledLinear(QuantizedLinear):
 class PackedInt8Linear(QuantizedLinear):
     """int8 in oneDNN's blocked layout; sums are exact 32-bit integers."""
 
-    __slots__ = ("_apply", "_inputs", "_packed", "_scale_O", "_zeros_O")
+    __slots__ = ("_apply", "_inputs", "_packed", "_scale_O", "_sums_O", "_zeros_O")
 
     def __init__(self, values_OI: Tensor, scale_O: Tensor, inputs: InputQuantizer) -> None:
         ops: Any = torch.ops.onednn
         self._apply = ops.qlinear_pointwise.default
         self._packed: Tensor = ops.qlinear_prepack.default(values_OI, [ROWS_HINT, values_OI.shape[1]])
         self._scale_O, self._inputs = scale_O.contiguous(), inputs
+        self._sums_O = values_OI.sum(1, dtype=torch.int32) * scale_O
         self._zeros_O = torch.zeros(values_OI.shape[0], dtype=torch.int32)
 
     def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         """See LinearKernel."""
-        q_TI, scale = self._inputs.quantize(x_TI)
+        q_TI, scale, zero = self._inputs.numbers(x_TI)
         bytes_TI = q_TI.add_(_ZERO_POINT).to(torch.uint8)
         scaled_TO: Tensor = self._apply(
             bytes_TI, 1.0, _ZERO_POINT, self._packed, self._scale_O, self._zeros_O, None,
             1.0, 0, torch.float32, "none", [], "",
         )  # fmt: skip
+        if zero is not None:
+            scaled_TO.sub_(zero * self._sums_O)
         return rescale(scaled_TO, scale, None, bias_O).to(x_TI.dtype)
 
 

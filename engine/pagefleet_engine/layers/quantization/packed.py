@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from pagefleet_kernels.packed_matmul import PackedWeights, pack_numbers, packed_matmul
+from pagefleet_kernels.packed_matmul import PackedWeights, pack_numbers, packed_matmul, packed_rounded_matmul
+from pagefleet_kernels.quantize import quantize
 from torch import Tensor
 
 from pagefleet_engine.layers.linear_kernel import LinearKernel
 from pagefleet_engine.layers.quantization.kernels import QuantizedLinear
 from pagefleet_engine.layers.quantization.packing import Unpacked
-from pagefleet_engine.layers.quantization_scheme import PackedScheme
+from pagefleet_engine.layers.quantization.scaled import rounding_spec
+from pagefleet_engine.layers.quantization_scheme import PackedScheme, Rounding
 
 _ROWS_AT_ONCE = 1024
 """That are dequantized in float32."""
@@ -44,6 +46,8 @@ class PackedMatrix:
     """int32: which input each column multiplies; None: its own."""
     dtype: torch.dtype
     """Of the model."""
+    rounding: Rounding | None = None
+    """Of inputs, per token."""
 
     @classmethod
     def of_numbers(cls, scheme: PackedScheme, matrix: Unpacked, groups_I: Tensor, dtype: torch.dtype) -> PackedMatrix:
@@ -59,11 +63,11 @@ class PackedMatrix:
         if more:
             codes_OI, zeros_OG = codes_OI + more, None if zeros_OG is None else zeros_OG + more
         weights = PackedWeights(pack_numbers(codes_OI, bits), matrix.scales_OG, zeros_OG, bits, scheme.group_size)
-        return cls(weights, order, dtype)
+        return cls(weights, order, dtype, scheme.inputs)
 
     def kernel(self, start: int, stop: int) -> LinearKernel:
         """See Matrix."""
-        return PackedLinear(self.weights.rows(start, stop), self.order_I)
+        return PackedLinear(self.weights.rows(start, stop), self.order_I, self.rounding)
 
     def plain(self) -> Tensor:
         """See Matrix."""
@@ -95,13 +99,16 @@ class PackedMatrix:
 class PackedLinear(QuantizedLinear):
     """By pagefleet_kernels."""
 
-    __slots__ = ("_order_I", "_weights")
+    __slots__ = ("_order_I", "_spec", "_weights")
 
-    def __init__(self, weights: PackedWeights, order_I: Tensor | None) -> None:
+    def __init__(self, weights: PackedWeights, order_I: Tensor | None, rounding: Rounding | None) -> None:
         self._weights, self._order_I = weights, order_I
+        self._spec = None if rounding is None else rounding_spec(rounding, None)
 
     def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         """See LinearKernel."""
         if self._order_I is not None:
             x_TI = x_TI.index_select(-1, self._order_I)
-        return packed_matmul(x_TI, self._weights, bias_O)
+        if self._spec is None:
+            return packed_matmul(x_TI, self._weights, bias_O)
+        return packed_rounded_matmul(quantize(x_TI, self._spec), self._weights, bias_O, x_TI.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 import torch
@@ -19,7 +20,8 @@ _STANDARD_DEVIATION = 0.02
 
 def packed_kept(scheme: PackedScheme, form: Form, dtype: torch.dtype) -> dict[str, Kept]:
     """What each tensor of a model of `dtype` becomes, by name."""
-    names, in_word = names_of(scheme), Fraction(32, scheme.bits)
+    loose = scheme.packing == "int-quantized"
+    names, in_word = names_of(scheme), Fraction(1) if loose else Fraction(32, scheme.bits)
     one, half = Kept(torch.uint8, numbers=in_word), Kept(torch.uint8, numbers=in_word / 2)
     nothing, order = Kept(dtype, numbers=0), Kept(torch.int32)
     if form is Form.EXPANDED:
@@ -46,6 +48,13 @@ def packed_contents(scheme: PackedScheme, inputs: Shard) -> dict[str, Content]:
             lambda words: _check_zeros(scheme, words), lambda shape: _words_of(middle - less, scheme.bits, shape)
         ),
     }
+    if scheme.packing == "int-quantized":
+        found[names.zeros] = Content(
+            lambda zeros: _check_numbers(zeros, scheme.bits), lambda shape: torch.zeros(shape, dtype=torch.int8)
+        )
+        found[names.words] = Content(
+            lambda numbers: _check_numbers(numbers, scheme.bits), lambda shape: _at_random(shape, scheme.bits)
+        )
     if scheme.group_size is not None:
         size = scheme.group_size
         found[names.groups] = Content(
@@ -58,6 +67,20 @@ def packed_contents(scheme: PackedScheme, inputs: Shard) -> dict[str, Content]:
 def _check_scales(scales: Tensor) -> None:
     if not bool(scales.isfinite().all()):
         raise UnusableTensorError("holds a scale that is no finite number: download the checkpoint again")
+
+
+def _check_numbers(numbers: Tensor, bits: int) -> None:
+    least, most = (int(end) for end in numbers.aminmax())
+    if least < -1 << (bits - 1) or most >= 1 << (bits - 1):
+        raise UnusableTensorError(
+            f"holds numbers from {least} to {most}, which are not of {bits} bits: give num_bits in config.json as the "
+            "weights were quantized with"
+        )
+
+
+def _at_random(shape: tuple[int, ...], bits: int) -> Tensor:
+    generator = torch.Generator().manual_seed(math.prod(shape))
+    return torch.randint(-1 << (bits - 1), 1 << (bits - 1), shape, dtype=torch.int8, generator=generator)
 
 
 def _check_zeros(scheme: PackedScheme, words: Tensor) -> None:

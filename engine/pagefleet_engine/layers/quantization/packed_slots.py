@@ -50,7 +50,8 @@ class PackedSlots:
         for name in shards[0]:
             rows = tuple(part[name][0] for part in shards)
             columns = tuple(part[name][1] for part in shards) if len(shards[0][name]) > 1 else None
-            dtype = torch.float32 if name == names_of(scheme).scales else torch.int32
+            dtype = torch.int8 if scheme.packing == "int-quantized" else torch.int32
+            dtype = torch.float32 if name == names_of(scheme).scales else dtype
             slot = Weight(rows, columns, placement, partial(self._take, name), dtype=dtype, kept=kept[name])
             self.slots[name] = slot.holding(contents.get(name))
 
@@ -109,7 +110,7 @@ def _shards(
             "were quantized with, or another checkpoint"
         )
     in_words = 1 if scheme.packing == "awq" else scheme.word
-    if scheme.packing != "compressed-tensors":
+    if scheme.packing not in ("compressed-tensors", "int-quantized"):
         for output in outputs:
             if inputs.whole % in_words or output.whole % scheme.word:
                 raise ModelLoadError(

@@ -3,6 +3,7 @@
 | | words | zero points | scales |
 |---|---|---|---|
 | compressed-tensors | [O, I / w], along inputs | [O / w, G], along outputs | [O, G] |
+| the same, `int-quantized` | [O, I], w is 1 | [O, G] | [O, G] |
 | GPTQ | [I / w, O], along inputs | [G, O / w], along outputs | [G, O] |
 | AWQ | [I, O / w], along outputs, which lie crosswise | the same | [G, O] |
 
@@ -44,6 +45,8 @@ def names_of(scheme: PackedScheme) -> Names:
     """The names in a scheme's packing."""
     if scheme.packing == "compressed-tensors":
         return Names("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx")
+    if scheme.packing == "int-quantized":
+        return Names("weight", "weight_scale", "weight_zero_point", "weight_g_idx")
     return _OF_GPTQ
 
 
@@ -71,7 +74,7 @@ def tensor_shards(scheme: PackedScheme, inputs: Shard, outputs: Shard) -> dict[s
     groups = _groups(scheme, inputs)
     found: dict[str, tuple[Shard, ...]]
     match scheme.packing:
-        case "compressed-tensors":
+        case "compressed-tensors" | "int-quantized":
             found = {names.words: (outputs, _words(scheme, inputs)), names.scales: (outputs, groups)}
             if scheme.zero_points:
                 found[names.zeros] = (_words(scheme, outputs), groups)
@@ -90,7 +93,11 @@ def read_packed(scheme: PackedScheme, stored: Mapping[str, Tensor], num_inputs: 
     """The numbers of one matrix of that size; the tensors are as `tensor_shards` has them."""
     names = names_of(scheme)
     words, scales, zeros = stored[names.words], stored[names.scales], stored.get(names.zeros)
-    if scheme.packing == "compressed-tensors":
+    if scheme.packing == "int-quantized":
+        middle = 1 << (scheme.bits - 1)
+        zeros_OG = None if zeros is None else (zeros.view(num_outputs, -1).short() + middle).to(torch.uint8)
+        codes_OI, scales_OG = (words.short() + middle).to(torch.uint8), scales.view(num_outputs, -1)
+    elif scheme.packing == "compressed-tensors":
         zeros_OG = None if zeros is None else unpack(zeros.t(), scheme.bits).t()[:num_outputs]
         codes_OI, scales_OG = unpack(words, scheme.bits)[:, :num_inputs], scales.view(num_outputs, -1)
     else:

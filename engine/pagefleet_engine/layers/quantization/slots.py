@@ -15,7 +15,7 @@ from torch import Tensor
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.linear_kernel import LinearKernel, PlainLinear, linear_kernel
 from pagefleet_engine.layers.quantization.form import Form, form_on, kept_dtype
-from pagefleet_engine.layers.quantization.inputs import InputQuantizer, dynamic_scale, round_to
+from pagefleet_engine.layers.quantization.inputs import FixedScale, InputQuantizer, dynamic_scale, joined, round_to
 from pagefleet_engine.layers.quantization.kernels import ExpandedLinear, PackedInt8Linear, RescaledLinear
 from pagefleet_engine.layers.quantization.scaled import ScaledLinear
 from pagefleet_engine.layers.quantization_scheme import STORAGE, Number, QuantizationScheme
@@ -33,8 +33,8 @@ class QuantizedMatrix:
     values_OI: Tensor
     scales: Tensor
     """float32: [O], or [B, C] with scales per block."""
-    input_scale: Tensor | None
-    """float32 scalar, where the scheme has a fixed one."""
+    fixed: FixedScale | None
+    """Where the scheme has one."""
     dtype: torch.dtype
     """Of the model."""
     traceable: bool = False
@@ -45,9 +45,8 @@ class QuantizedMatrix:
     def kernel(self, start: int, stop: int) -> LinearKernel:
         """See Matrix; with scales per block, rows start where a block does."""
         values_OI, scales = self.values_OI[start:stop], self._scales(start, stop)
-        inputs = None
-        if self.scheme.input_scales != "none":
-            inputs = InputQuantizer(self.scheme, self.input_scale, self.input_ranks)
+        rounding = self.scheme.rounding
+        inputs = None if rounding is None else InputQuantizer(rounding, self.fixed, self.input_ranks)
         match self.form:
             case Form.EXPANDED:
                 weight_OI = dequantize(values_OI, scales, self.scheme.block).to(self.dtype)
@@ -59,7 +58,7 @@ class QuantizedMatrix:
                 assert inputs is not None, "numbers are multiplied by numbers"
                 return PackedInt8Linear(values_OI, scales, inputs)
             case Form.SCALED:
-                return ScaledLinear(values_OI, scales, self.scheme, self.input_scale, self.dtype)
+                return ScaledLinear(values_OI, scales, self.scheme, self.fixed, self.dtype)
 
     def plain(self) -> Tensor:
         """See Matrix."""
@@ -68,12 +67,13 @@ class QuantizedMatrix:
     @property
     def stored(self) -> tuple[Tensor, ...]:
         """See Matrix."""
-        return (self.values_OI, self.scales, *(() if self.input_scale is None else (self.input_scale,)))
+        fixed = () if self.fixed is None else (self.fixed.scale, self.fixed.zero)
+        return (self.values_OI, self.scales, *(one for one in fixed if one is not None))
 
     def of(self, stored: Sequence[Tensor]) -> QuantizedMatrix:
         """See Matrix."""
-        values_OI, scales, *input_scale = stored
-        return replace(self, values_OI=values_OI, scales=scales, input_scale=next(iter(input_scale), None))
+        values_OI, scales, *fixed = stored
+        return replace(self, values_OI=values_OI, scales=scales, fixed=FixedScale(*fixed) if fixed else None)
 
     def _scales(self, start: int, stop: int) -> Tensor:
         if self.scheme.block is None:
@@ -100,7 +100,7 @@ def quantize_rows(weight_OI: Tensor, number: Number, ranks: RankGroup | None = N
     return values_OI, scale_O1.squeeze(-1)
 
 
-_WEIGHT, _INPUT_SCALE = "weight", "input_scale"
+_WEIGHT, _INPUT_SCALE, _INPUT_ZERO = "weight", "input_scale", "input_zero_point"
 
 
 class QuantizedSlots:
@@ -133,6 +133,8 @@ class QuantizedSlots:
             self._add(scheme.scale_name, rows, columns, torch.float32)
         if scheme.input_scales == "tensor":
             self._add(_INPUT_SCALE, (1,) * len(outputs), None, torch.float32)
+            if scheme.input_zero_points:
+                self._add(_INPUT_ZERO, (1,) * len(outputs), None, torch.int8)
 
     def _add(self, name: str, rows: tuple[int | Shard, ...], columns: Shard | None, dtype: torch.dtype | None) -> None:
         take, place = partial(self._take, name), self._placement
@@ -162,13 +164,14 @@ class QuantizedSlots:
             # One scale per part becomes one per row: the parts keep their own without being rounded again.
             rows = torch.tensor(self._outputs, device=scales.device)
             scales = scales.repeat_interleave(rows)
-        # Parts read the same inputs, which are quantized once: with the scale that covers the widest range.
-        input_scale = arrived[_INPUT_SCALE].amax() if _INPUT_SCALE in arrived else None
-        if input_scale is not None:
-            self._check(_INPUT_SCALE, input_scale.isfinite() & (input_scale > 0.0))
+        fixed = None
+        if _INPUT_SCALE in arrived:
+            input_scales = arrived[_INPUT_SCALE]
+            self._check(_INPUT_SCALE, input_scales.isfinite() & (input_scales > 0.0))
+            fixed = joined(input_scales, arrived.get(_INPUT_ZERO))
         place = self._placement
         return QuantizedMatrix(
-            scheme, self._form, weight_OI, scales, input_scale, place.dtype, place.traceable, self._input_ranks
+            scheme, self._form, weight_OI, scales, fixed, place.dtype, place.traceable, self._input_ranks
         )
 
     def _check(self, name: str, usable: Tensor) -> None:

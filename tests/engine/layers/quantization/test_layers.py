@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.linear import GatedLinear, Linear
 from pagefleet_engine.layers.quantization import form as form_module
-from pagefleet_engine.layers.quantization_scheme import Quantization, QuantizationScheme, Rule, fp8_on_load
+from pagefleet_engine.layers.quantization.inputs import joined
+from pagefleet_engine.layers.quantization_scheme import Quantization, QuantizationScheme, RoundedNumber, Rule, on_load
 from pagefleet_engine.layers.weight import HasWeights, Placement, Weight
 from torch import Tensor
 
-from tests.fakes.quantized_checkpoints import Recipe, quantize, rounded_inputs
+from tests.fakes.quantized_checkpoints import INPUT_ZERO, Recipe, quantize, rounded_inputs
 
 CPU = torch.device("cpu")
 BLOCK = (16, 16)
@@ -31,6 +32,8 @@ RECIPES = [
     Recipe("int", "channel", "tensor"),
     Recipe("int", "tensor", "token"),
     Recipe("int", "channel", "none"),
+    Recipe("int", "channel", "token", zeros=True),
+    Recipe("int", "tensor", "tensor", zeros=True),
 ]
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 5e-2, torch.float16: 5e-2}
 INPUTS = 80
@@ -46,6 +49,7 @@ def scheme_of(recipe: Recipe) -> QuantizationScheme:
         weight_scales=recipe.strategy,  # type: ignore[arg-type]
         input_scales=recipe.inputs,  # type: ignore[arg-type]
         block=recipe.block,
+        input_zero_points=recipe.zeros,
     )
 
 
@@ -64,6 +68,8 @@ def fill(layer: HasWeights, weights: list[Tensor], recipe: Recipe) -> Tensor:
         slots["weight_scale"].fill(part, scale)
         if recipe.inputs == "tensor":
             slots["input_scale"].fill(part, torch.tensor(0.05))
+        if recipe.inputs == "tensor" and recipe.zeros:
+            slots["input_zero_point"].fill(part, torch.tensor(INPUT_ZERO, dtype=torch.int8))
         meant.append(stands_for)
     return torch.cat(meant).double()
 
@@ -104,12 +110,15 @@ def test_gated_layers_compute_the_formula(recipe: Recipe, use_kernels: bool) -> 
 
 
 @pytest.mark.parametrize("has_int8", [True, False])
+@pytest.mark.parametrize("zeros", [True, False])
 @torch.inference_mode()
-def test_with_and_without_onednns_int8_the_numbers_are_exact(has_int8: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_and_without_onednns_int8_the_numbers_are_exact(
+    has_int8: bool, zeros: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if has_int8 and not form_module.has_onednn_int8():
         pytest.skip("oneDNN has no exact int8 product on this processor")
     monkeypatch.setattr(form_module, "has_onednn_int8", lambda: has_int8)
-    recipe = Recipe("int", "channel")
+    recipe = Recipe("int", "channel", zeros=zeros)
     layer = Linear(INPUTS, (32,), False, placed(recipe, torch.float32))
     weight = fill(layer, [numbers(32, INPUTS)], recipe)
     x = numbers(3, INPUTS, seed=4)
@@ -117,10 +126,11 @@ def test_with_and_without_onednns_int8_the_numbers_are_exact(has_int8: bool, mon
 
 
 @torch.inference_mode()
-def test_fp8_on_load_is_one_scale_per_row() -> None:
-    layer = Linear(INPUTS, (32, 16, 16), False, Placement(torch.float32, CPU, False, fp8_on_load(), "qkv_proj"))
+@pytest.mark.parametrize("number", ["fp8", "int8"])
+def test_on_load_there_is_one_scale_per_row(number: RoundedNumber) -> None:
+    layer = Linear(INPUTS, (32, 16, 16), False, Placement(torch.float32, CPU, False, on_load(number), "qkv_proj"))
     weights = [numbers(size, INPUTS, seed=part) * (part + 1) for part, size in enumerate((32, 16, 16))]
-    recipe = Recipe("float", "channel")
+    recipe = Recipe("float" if number == "fp8" else "int", "channel")
     meant = []
     for part, weight in enumerate(weights):
         dict(layer.weights())["weight"].fill(part, weight)
@@ -168,3 +178,33 @@ def test_a_scale_that_spoils_every_answer_is_refused(name: str, value: float) ->
         slots[slot].fill(0, torch.full_like(tensor, value) if slot == name else tensor)
     with pytest.raises(ModelLoadError, match=f"qkv_proj: {name} holds no usable scale"):
         slots["weight"].fill(0, stored)
+
+
+@torch.inference_mode()
+def test_parts_with_zero_points_of_their_own_share_those_of_the_widest_range() -> None:
+    recipe = Recipe("int", "channel", "tensor", zeros=True)
+    slots = dict(Linear(INPUTS, (32, 32), False, placed(recipe, torch.float32).within("gate_up_proj")).weights())
+    for part, (scale, zero) in enumerate(((0.5, -128), (0.25, 127))):  # 0 to 127.5, and -63.75 to 0
+        stored, scales, _ = quantize(numbers(32, INPUTS), recipe)
+        slots["weight_scale"].fill(part, scales)
+        slots["input_scale"].fill(part, torch.tensor(scale))
+        slots["input_zero_point"].fill(part, torch.tensor(zero, dtype=torch.int8))
+        slots["weight"].fill(part, stored)
+    both = joined(torch.tensor([0.5, 0.25]), torch.tensor([-128, 127], dtype=torch.int8))
+    assert both.zero is not None
+    assert float(both.scale) == pytest.approx((127.5 + 63.75) / 255)
+    assert float(both.zero) == -43.0
+
+
+@pytest.mark.parametrize("use_kernels", [False, True])
+@torch.inference_mode()
+def test_inputs_beyond_a_bound_count_as_that(use_kernels: bool) -> None:
+    scheme = QuantizationScheme(number="fp8", weight_scales="channel", input_scales="token", input_bound=2.0)
+    place = Placement(torch.float32, CPU, use_kernels, Quantization(rules=(Rule(("Linear",), scheme),)), "o_proj")
+    layer, recipe = Linear(INPUTS, (32,), False, place), Recipe("float", "channel")
+    weight = fill(layer, [numbers(32, INPUTS)], recipe)
+    x = numbers(3, INPUTS, seed=4)
+    x[1, 5] = 90.0
+    assert layer.rounding is None
+    expected = F.linear(rounded_inputs(x.clamp(-2.0, 2.0), recipe), weight)
+    torch.testing.assert_close(layer(x).double(), expected, rtol=2e-5, atol=2e-5)

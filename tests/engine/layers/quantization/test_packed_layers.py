@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagefleet_engine.layers.linear import GatedLinear, Linear
 from pagefleet_engine.layers.quantization.packing import unpack
-from pagefleet_engine.layers.quantization_scheme import PackedScheme, Quantization, Rule
+from pagefleet_engine.layers.quantization_scheme import PackedScheme, Quantization, RoundedNumber, Rounding, Rule
 from pagefleet_engine.layers.shard import Shard, shard_of
 from pagefleet_engine.layers.weight import HasWeights, Placement, Weight
 from torch import Tensor
 
 from tests.example_counts import examples
 from tests.fakes.packed_checkpoints import Packed, into_words, pack, quantize_packed
+from tests.fakes.quantized_checkpoints import Recipe, rounded_inputs
 
 CPU = torch.device("cpu")
 ALL = [
@@ -38,19 +39,34 @@ ALL = [
     Packed("gptq", group=None),
     Packed("gptq_v2", zeros=True),
     Packed("gptq_v2", 3, zeros=True, group=None),
+    Packed("int-quantized", inputs="int"),
+    Packed("int-quantized", zeros=True, inputs="int"),
+    Packed("int-quantized", 8, group=None, zeros=True, inputs="int"),
+    Packed("int-quantized", 8, zeros=True),
+    Packed("pack-quantized", inputs="float"),
+    Packed("pack-quantized", group=None, inputs="int"),
+    Packed("pack-quantized", zeros=True, ordered=True, inputs="float"),
 ]
+_PACKINGS = {"pack-quantized": "compressed-tensors"}
+_NUMBERS: dict[str, RoundedNumber] = {"int": "int8", "float": "fp8"}
 INPUTS = 128
 OUTPUTS = (64, 32, 32)
 
 
 def scheme_of(packed: Packed) -> PackedScheme:
     return PackedScheme(
-        packing="compressed-tensors" if packed.format == "pack-quantized" else packed.format,  # type: ignore[arg-type]
+        packing=_PACKINGS.get(packed.format, packed.format),  # type: ignore[arg-type]
         bits=packed.bits,
         group_size=packed.group,
         zero_points=packed.zeros,
         act_order=packed.ordered,
+        inputs=Rounding(number=_NUMBERS[packed.inputs], scales="token") if packed.inputs else None,
     )
+
+
+def multiplied(x: Tensor, packed: Packed) -> Tensor:
+    """The inputs that a layer computes with, in float64."""
+    return rounded_inputs(x, Recipe(packed.inputs, "channel")) if packed.inputs else x.double()
 
 
 def placed(packed: Packed, dtype: torch.dtype, use_kernels: bool, layer: str = "qkv_proj", **more: Any) -> Placement:
@@ -88,7 +104,7 @@ def test_merged_layers_compute_the_formula(packed: Packed, use_kernels: bool, dt
         dict(layer.weights())["bias"].fill(part, values)
     for rows in (1, 5):
         x = numbers(rows, INPUTS, dtype=dtype, seed=1)
-        expected = F.linear(x.double(), meant, bias.double())
+        expected = F.linear(multiplied(x, packed), meant, bias.double())
         torch.testing.assert_close(layer(x).double(), expected, rtol=close, atol=close * 4)
         residual = numbers(rows, sum(OUTPUTS), dtype=dtype, seed=2)
         total, pending = layer.add_to(residual.clone(), x)
@@ -103,7 +119,7 @@ def test_gated_layers_compute_the_formula(packed: Packed, use_kernels: bool) -> 
     layer = GatedLinear(INPUTS, (64, 64), False, placed(packed, torch.float32, use_kernels, "gate_up_proj"))
     meant = fill(layer, [numbers(64, INPUTS, seed=1) / 9, numbers(64, INPUTS, seed=2) / 3], packed)
     x = numbers(4, INPUTS, seed=3)
-    gate, up = F.linear(x.double(), meant).chunk(2, -1)
+    gate, up = F.linear(multiplied(x, packed), meant).chunk(2, -1)
     out = layer(x)
     assert isinstance(out, Tensor)
     torch.testing.assert_close(out.double(), F.silu(gate) * up, rtol=1e-4, atol=1e-4)
@@ -134,7 +150,7 @@ def test_a_ranks_part_is_that_of_the_whole(packed: Packed, cut: str, use_kernels
         x = numbers(3, INPUTS, seed=5)
         rows, columns = (list(shard.ranges[0]) for shard in (outputs, inputs))
         halves.append(layer(x[:, columns]).double())
-        expected = F.linear(x[:, columns].double(), meant[rows][:, columns])
+        expected = F.linear(multiplied(x[:, columns], packed), meant[rows][:, columns])
         torch.testing.assert_close(halves[-1], expected, rtol=1e-5, atol=1e-4)
 
 
