@@ -20,9 +20,7 @@ import torch
 from pagefleet_kernels._triton import COMPILE_OPTIONS, INTERPRETED, jit, next_power_of_2, tl
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.errors import UnsupportedShapeError
-from pagefleet_kernels.fp8 import FP8, as_bytes, has_native_fp8
-from pagefleet_kernels.quantize import Quantized
-from pagefleet_kernels.scaled_matmul import operand
+from pagefleet_kernels.fp8 import FP8, as_bytes, decode_e4m3, has_native_fp8
 from pagefleet_kernels.tuning import MatmulTile, launch_table, matmul_tile
 
 RUN = 32
@@ -98,7 +96,8 @@ def packed_matmul(
 
 
 def packed_rounded_matmul(
-    x: Quantized,
+    x_TI: torch.Tensor,
+    scale_T1: torch.Tensor,
     weights: PackedWeights,
     bias_O: torch.Tensor | None,
     dtype: torch.dtype,
@@ -106,14 +105,14 @@ def packed_rounded_matmul(
     tile: MatmulTile | None = None,
     backend: Backend | None = None,
 ) -> torch.Tensor:
-    """The same for inputs that were rounded to fp8 or int8, with a scale for each token; a new [T, O] of `dtype`.
+    """The same for inputs that were rounded to fp8 or int8, with a float32 scale for each token; of `dtype`.
 
     Their numbers are multiplied in bfloat16, which holds each of them, and those of the weights.
     """
-    if dtype not in _FLOATS or x.scale.shape != (x.values.shape[0], 1):
-        raise UnsupportedShapeError(f"a product in {dtype} with scales {list(x.scale.shape)} is not supported")
-    check_packed(x.values, weights, bias_O, (FP8, torch.int8))
-    return _product(x.values, x.scale, weights, bias_O, dtype, tile, backend)
+    if dtype not in _FLOATS or scale_T1.shape != (x_TI.shape[0], 1):
+        raise UnsupportedShapeError(f"a product in {dtype} with scales {list(scale_T1.shape)} is not supported")
+    check_packed(x_TI, weights, bias_O, (FP8, torch.int8))
+    return _product(x_TI, scale_T1, weights, bias_O, dtype, tile, backend)
 
 
 def _product(
@@ -294,8 +293,10 @@ def _packed_matmul_kernel(  # type: ignore[no-untyped-def]
 def _inputs(ptr, mask, ROUNDED: tl.constexpr, IS_FP8: tl.constexpr, NATIVE: tl.constexpr):  # type: ignore[no-untyped-def]
     """A tile of floats, or of rounded numbers as floats."""
     x = tl.load(ptr, mask=mask, other=0)
-    if ROUNDED:
-        x = operand(x, IS_FP8, NATIVE, tl.bfloat16)
+    if ROUNDED and IS_FP8:
+        x = decode_e4m3(x, NATIVE).to(tl.bfloat16)
+    elif ROUNDED:
+        x = x.to(tl.float32).to(tl.bfloat16)
     return x
 
 

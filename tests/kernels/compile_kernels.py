@@ -275,8 +275,8 @@ def compile_quantized() -> None:
             packed_matmul.packed_matmul(x, four, x[0, :384], backend="triton")
             packed_matmul.packed_matmul(x, replace(four, zeros_OG=None), backend="triton")
             for dtype in (fp8.FP8, torch.int8):
-                rounded = quantize.Quantized(torch.zeros(x.shape, dtype=dtype), torch.zeros(rows, 1))
-                packed_matmul.packed_rounded_matmul(rounded, four, x[0, :384], x.dtype, backend="triton")
+                rounded = torch.zeros(x.shape, dtype=dtype), torch.zeros(rows, 1)
+                packed_matmul.packed_rounded_matmul(*rounded, four, x[0, :384], x.dtype, backend="triton")
         weight_scale, block_scales = torch.zeros(384), torch.zeros(3, 8)
         for spec in SPECS:
             numbers, scale = quantize.quantize(x, spec, backend="triton")

@@ -123,11 +123,11 @@ def test_products_of_rounded_inputs(
     expected = (x.values.float() * x.scale) @ meant.t() + bias
     for backend in ("torch", "triton"):
         for out_dtype in (torch.float32, torch.bfloat16):
-            out = packed_rounded_matmul(x, weights, bias, out_dtype, backend=backend)
+            out = packed_rounded_matmul(*x, weights, bias, out_dtype, backend=backend)
             rtol, atol = TOLERANCE[out_dtype]
             assert out.dtype == out_dtype
             torch.testing.assert_close(out.float(), expected, rtol=rtol, atol=atol)
     with pytest.raises(UnsupportedShapeError, match="do not fit 128 inputs"):
-        packed_rounded_matmul(x._replace(values=x.values.float()), weights, None, torch.float32)
+        packed_rounded_matmul(x.values.float(), x.scale, weights, None, torch.float32)
     with pytest.raises(UnsupportedShapeError, match=r"with scales \[19\] is not supported"):
-        packed_rounded_matmul(x._replace(scale=x.scale[:, 0]), weights, None, torch.float32)
+        packed_rounded_matmul(x.values, x.scale[:, 0], weights, None, torch.float32)

@@ -111,4 +111,5 @@ class PackedLinear(QuantizedLinear):
             x_TI = x_TI.index_select(-1, self._order_I)
         if self._spec is None:
             return packed_matmul(x_TI, self._weights, bias_O)
-        return packed_rounded_matmul(quantize(x_TI, self._spec), self._weights, bias_O, x_TI.dtype)
+        rounded = quantize(x_TI, self._spec)
+        return packed_rounded_matmul(rounded.values, rounded.scale, self._weights, bias_O, x_TI.dtype)
