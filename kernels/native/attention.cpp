@@ -132,7 +132,7 @@ template <class T> struct Tile {
                 vi at = lane + t;
                 x = choose((at >= low) & (at < high), x, splat(lowest()));
             }
-            most = choose(x > most, x, most);
+            most = larger_of(x, most);
             store(scores + t, x);
         }
         float *top = floats(room.top) + r, *total = floats(room.total) + r;

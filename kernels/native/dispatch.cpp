@@ -58,7 +58,7 @@ bool has_set(int index) {
 
 int64_t cost_of(int keys, int rows) { return (int64_t)keys * (rows + 8); }  // loading keys costs as 8 rows
 
-const int SHORTEST_PART = 4 * KEYS_AT_ONCE;
+const int SHORTEST_PART = 2 * KEYS_AT_ONCE;
 const int PARTS_PER_THREAD = 4;
 const int64_t WORTH_A_THREAD = 1 << 13;
 

@@ -91,8 +91,8 @@ struct Routed {
 };
 }
 
-const int KEYS_AT_ONCE = 64;  // that a tile looks at
-const int TILE_ROWS = 64;     // queries times heads of a tile, or all heads of one query
+const int KEYS_AT_ONCE = 128;  // that a tile looks at
+const int TILE_ROWS = 96;      // queries times heads of a tile, or all heads of one query
 
 static inline int tile_queries(int group) { return group >= TILE_ROWS ? 1 : TILE_ROWS / group; }
 

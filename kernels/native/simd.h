@@ -90,7 +90,35 @@ template <class T> INLINE void store_some(T *p, vf x, int n) {
 
 INLINE vf choose(vi which, vf yes, vf no) { return (vf)(((vi)yes & which) | ((vi)no & ~which)); }
 
-// 2^x for x <= 0 or a little over; 0 from 2^-126 down; of what is no number, none.
+// The larger of each; y where one of them is no number.
+INLINE vf larger_of(vf x, vf y) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_max_ps((__m512)x, (__m512)y);
+#elif defined(__AVX2__)
+    return (vf)_mm256_max_ps((__m256)x, (__m256)y);
+#else
+    return choose(x > y, x, y);
+#endif
+}
+
+INLINE vf power_of_part(vf part) {
+    vf y = splat(1.5403530e-4f);
+    y = y * part + 1.3333558e-3f;
+    y = y * part + 9.6181291e-3f;
+    y = y * part + 5.5504109e-2f;
+    y = y * part + 2.4022651e-1f;
+    y = y * part + 6.9314718e-1f;
+    return y * part + 1.0f;
+}
+
+// 2^x for x <= 0 or a little over; 0 far below 2^-126; of what is no number, none.
+#if defined(__AVX512F__)
+INLINE vf exp2_of(vf x) {
+    vf near = larger_of(splat(-200.0f), x);
+    __m512 whole = _mm512_roundscale_ps((__m512)near, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return (vf)_mm512_scalef_ps((__m512)power_of_part(near - (vf)whole), whole);
+}
+#else
 INLINE vf exp2_of(vf x) {
     const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
     vi tiny = x < -126.0f;
@@ -98,16 +126,10 @@ INLINE vf exp2_of(vf x) {
     vf shifted = near + shift;
     vf whole = shifted - shift;
     vf part = near - whole;
-    vf y = splat(1.5403530e-4f);
-    y = y * part + 1.3333558e-3f;
-    y = y * part + 9.6181291e-3f;
-    y = y * part + 5.5504109e-2f;
-    y = y * part + 2.4022651e-1f;
-    y = y * part + 6.9314718e-1f;
-    y = y * part + 1.0f;
     vi exponent = ((vi)shifted - (int32_t)float_bits(shift) + 127) << 23;
-    return choose(tiny, (vf){}, y * (vf)exponent);
+    return choose(tiny, (vf){}, power_of_part(part) * (vf)exponent);
 }
+#endif
 
 // What is left of four lanes; halves are taken together before.
 typedef float v4 __attribute__((vector_size(16)));
