@@ -78,6 +78,15 @@ def one_stream(engine: EngineProcess, rng: random.Random, clock: Clock) -> dict[
     return {"one stream, decode tokens/s": 128 / (whole - first)}
 
 
+def parallel_streams(engine: EngineProcess, rng: random.Random, clock: Clock) -> dict[str, float]:
+    """Output tokens per second of streams that begin and end together, prompts of 128 among the time."""
+    found = {}
+    for count in (16, 256):
+        seconds = clock.generate(engine, [random_prompt(rng, 128) for _ in range(count)], [64] * count)
+        found[f"{count} streams, tokens/s"] = count * 64 / seconds
+    return found
+
+
 def first_token(engine: EngineProcess, rng: random.Random, clock: Clock) -> dict[str, float]:
     """Milliseconds, of a new prompt and of one whose beginning is cached."""
     shared = random_prompt(rng, 1024)
@@ -86,7 +95,7 @@ def first_token(engine: EngineProcess, rng: random.Random, clock: Clock) -> dict
     return {"first token of 1,088, ms": 1000 * cold, "first token, 1,024 cached, ms": 1000 * cached}
 
 
-MEASUREMENTS = (many_requests, one_stream, first_token)
+MEASUREMENTS = (many_requests, one_stream, parallel_streams, first_token)
 
 
 def specs(arguments: argparse.Namespace) -> list[EngineSpec]:
