@@ -38,9 +38,16 @@ def _check_folders(config: EngineConfig) -> None:
         ModelLoadError: a folder is missing, or holds something else.
     """
     from pagefleet_engine.engine_core.model_folder import resolve_model_folder  # noqa: PLC0415
-    from pagefleet_engine.local_model import local_tokenizer, named_model  # noqa: PLC0415 imports the downloader
+    from pagefleet_engine.local_model import (  # noqa: PLC0415 imports the downloader
+        check_gguf,
+        local_tokenizer,
+        named_gguf,
+        named_model,
+    )
 
-    if not named_model(config, os.environ).fetchable:
+    if (file := named_gguf(config, os.environ)) is not None:
+        check_gguf(file)
+    elif not named_model(config, os.environ).fetchable:
         resolve_model_folder(config.model.model)
     local_tokenizer(config, os.environ)
 

@@ -20,8 +20,10 @@ from pydantic_core import PydanticCustomError
 from tqdm import tqdm
 
 from pagefleet_engine.builtin import builtin_model_path
-from pagefleet_engine.config import STREAMED, EngineConfig
+from pagefleet_engine.config import STREAMED, EngineConfig, default_cache_dir
 from pagefleet_engine.errors import ConfigError, ModelLoadError
+from pagefleet_engine.gguf.file import read_gguf
+from pagefleet_engine.gguf.folder import contents_of, folder_of, gguf_at, plain_name
 
 _LOOK_S = 0.1
 _BAR = "{desc}: {percentage:3.0f} %|{bar}| {n_fmt}B of {total_fmt}B {postfix}"
@@ -72,10 +74,39 @@ def _environment(config: EngineConfig, environment: Mapping[str, str]) -> Mappin
 
 
 def _settled(config: EngineConfig, environment: Mapping[str, str]) -> EngineConfig:
+    config = _with_folder_of_gguf(config, environment)
     tokenizer = local_tokenizer(config, environment)
     if tokenizer is None:
         return without_token(config)
     return without_token(replace(config, model=replace(config.model, tokenizer=str(tokenizer))))
+
+
+def _with_folder_of_gguf(config: EngineConfig, environment: Mapping[str, str]) -> EngineConfig:
+    file = named_gguf(config, environment)
+    if file is None:
+        return config
+    names = config.model.served_model_name or plain_name(file)
+    folder = folder_of(file, default_cache_dir(config.execution.cache_dir))
+    return replace(config, model=replace(config.model, model=str(folder), served_model_name=names))
+
+
+def named_gguf(config: EngineConfig, environment: Mapping[str, str]) -> Path | None:
+    """Return the GGUF file that is the model, or is in its folder; None: it is no such model.
+
+    Raises:
+        ModelLoadError, ConfigError: as `named_model`, or the folder has several models.
+    """
+    uri = named_model(config, environment)
+    return gguf_at(Path(uri.local_path)) if uri.scheme == "file" else None
+
+
+def check_gguf(file: Path) -> None:
+    """Read what a GGUF file says beside its weights.
+
+    Raises:
+        ModelLoadError: it is damaged, or no model that runs.
+    """
+    contents_of(read_gguf(file))
 
 
 def without_token(config: EngineConfig) -> EngineConfig:

@@ -27,7 +27,9 @@ def resolve_model_folder(model: str) -> Path:
     if not folder.exists():
         raise ModelLoadError(f"{model}: no such folder; give a folder in Hugging Face layout, or builtin://tiny")
     if not folder.is_dir():
-        raise ModelLoadError(f"{model}: is a file; give the folder that holds config.json and the .safetensors files")
+        raise ModelLoadError(
+            f"{model}: is a file; give a .gguf file, or the folder that holds config.json and the .safetensors files"
+        )
     return _with_config(folder, model)
 
 

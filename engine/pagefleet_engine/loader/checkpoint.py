@@ -9,18 +9,30 @@ import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from pagefleet_engine.errors import ModelLoadError
-from pagefleet_engine.loader.readers import Readable
+from pagefleet_engine.loader.readers import Readable, Stored
 from pagefleet_engine.models.config_file import read_json
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _LENGTH_BYTES = 8
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+# safetensors' names of the types that we read
+_STORED_AS = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "I32": torch.int32,
+}
 
 
 def checkpoint_files(folder: Path) -> dict[Path, frozenset[str] | None]:
@@ -34,6 +46,19 @@ def checkpoint_files(folder: Path) -> dict[Path, frozenset[str] | None]:
             raise ModelLoadError(f"{folder / _INDEX} is missing beside sharded weights: download it too")
         return dict.fromkeys(loose)
     raise ModelLoadError(_no_weights(folder))
+
+
+class StoredForm(NamedTuple):
+    """How a tensor's numbers lie in its file."""
+
+    numbers: Stored
+    head_dim: int | None = None
+    """Rows of each head take turns, of its first half and its second; None: they are in order."""
+
+
+def plain_form(dtype: str) -> StoredForm:
+    """Of numbers of a type that safetensors calls so, and that is read."""
+    return StoredForm(_STORED_AS[dtype])
 
 
 class TensorSource(Protocol):
@@ -50,6 +75,10 @@ class TensorSource(Protocol):
 
     def dtype(self, name: str) -> str:
         """As safetensors spells it, e.g. BF16."""
+        ...
+
+    def form(self, name: str) -> StoredForm:
+        """Of a tensor whose type is read."""
         ...
 
     def offset(self, name: str) -> int:
@@ -95,6 +124,10 @@ class TensorFile:
         """See TensorSource."""
         return str(self._header[name]["dtype"])
 
+    def form(self, name: str) -> StoredForm:
+        """See TensorSource."""
+        return plain_form(self.dtype(name))
+
     def offset(self, name: str) -> int:
         """See TensorSource."""
         return self._start + int(self._header[name]["data_offsets"][0])
@@ -132,9 +165,6 @@ def _no_weights(folder: Path) -> str:
             f"{folder} has weights only as {name_some(pickled)}, and loading pickled files can run code: convert them "
             "to safetensors (transformers: model.save_pretrained)"
         )
-    gguf = sorted(path.name for path in folder.glob("*.gguf"))
-    if gguf:
-        return f"{folder} has weights only as {name_some(gguf)}: give the model's safetensors, GGUF is not supported"
     return f"{folder} has no *.safetensors file: download the weights"
 
 

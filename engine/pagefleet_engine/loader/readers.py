@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
@@ -17,6 +19,8 @@ from pagefleet_engine.layers.weight import Weight, new_tensor
 from pagefleet_engine.loader.weight_map import Destination
 
 _MOST_WASTE = 2.0
+_DECODED_AT_ONCE = 1 << 17
+"""Numbers, which stay in a core's cache."""
 
 
 class Pieces(Protocol):
@@ -29,6 +33,29 @@ class Pieces(Protocol):
 
 Readable = int | Pieces
 """An open file descriptor, or what takes its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """Numbers that lie in a file otherwise than as numbers of a type."""
+
+    numbers: int
+    """Of a block: rows are of whole blocks."""
+    num_bytes: int
+    """Of a block."""
+    decode: Callable[[Tensor], Tensor]
+    """uint8 [blocks, num_bytes] to float32 [blocks, numbers]."""
+
+
+Stored = torch.dtype | Encoding
+"""How a file has the numbers of a tensor."""
+
+
+def stored_bytes(stored: Stored, count: int) -> int:
+    """What so many numbers take in the file; whole blocks of them."""
+    if isinstance(stored, torch.dtype):
+        return count * stored.itemsize
+    return count // stored.numbers * stored.num_bytes
 
 
 class Scratch:
@@ -78,8 +105,8 @@ class Reader(Protocol):
         """Where the destination's numbers are about to be read into."""
         ...
 
-    def read(self, file: Readable, offset: int, stored: torch.dtype, room: Tensor, stride: int | None = None) -> None:
-        """Fill `room` (at most PIECE_BYTES as stored) with numbers of type `stored` from the file.
+    def read(self, file: Readable, offset: int, stored: Stored, room: Tensor, stride: int | None = None) -> None:
+        """Fill `room` (at most PIECE_BYTES as stored) with numbers that are `stored` so in the file.
 
         `stride`: bytes in the file from one of its rows, each of them contiguous, to the next; None: they follow each
         other, in the room too.
@@ -113,18 +140,18 @@ class HostReader:
         return destination.weight.room(destination.part, self._scratch.make)
 
     @torch.inference_mode()
-    def read(self, file: Readable, offset: int, stored: torch.dtype, room: Tensor, stride: int | None = None) -> None:
+    def read(self, file: Readable, offset: int, stored: Stored, room: Tensor, stride: int | None = None) -> None:
         """See Reader."""
-        if stored == room.dtype:
+        if stored == room.dtype and (stride is not None or room.is_contiguous()):
             read_into(file, offset, room, stride)
             return
         try:
             buffer = self._buffers.get_nowait()
         except Empty:
             buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8)
-        source = buffer[: room.numel() * stored.itemsize].view(stored).view(room.shape)
+        source = _as_stored(buffer, stored, room)
         read_into(file, offset, source, stride)
-        room.copy_(source)
+        _convert(source, stored, room)
         self._buffers.put(buffer)
 
     def settle(self, destination: Destination) -> None:
@@ -155,18 +182,19 @@ class PinnedReader:
         return room
 
     @torch.inference_mode()
-    def read(self, file: Readable, offset: int, stored: torch.dtype, room: Tensor, stride: int | None = None) -> None:
+    def read(self, file: Readable, offset: int, stored: Stored, room: Tensor, stride: int | None = None) -> None:
         """See Reader."""
         buffer, copied = self._buffers.get()
         try:
             copied.synchronize()
-            source = buffer[: room.numel() * stored.itemsize].view(stored).view(room.shape)
+            source = _as_stored(buffer, stored, room)
             read_into(file, offset, source, stride)
             with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
                 if stored == room.dtype:
                     room.copy_(source, non_blocking=True)
                 else:  # the type changes on the GPU
-                    room.copy_(room.new_empty(room.shape, dtype=stored).copy_(source, non_blocking=True))
+                    there = torch.empty_like(source, device=self._device)
+                    _convert(there.copy_(source, non_blocking=True), stored, room)
                 copied.record(self._stream)
         finally:
             self._buffers.put((buffer, copied))
@@ -180,6 +208,24 @@ class PinnedReader:
 def reader_for(device: torch.device) -> Reader:
     """The reader that fills tensors on the device."""
     return PinnedReader(device) if device.type == "cuda" else HostReader()
+
+
+def _as_stored(buffer: Tensor, stored: Stored, room: Tensor) -> Tensor:
+    """The part of a buffer that takes a room's numbers as they are stored, in its shape but for blocks."""
+    source = buffer[: stored_bytes(stored, room.numel())]
+    if isinstance(stored, torch.dtype):
+        return source.view(stored).view(room.shape)
+    return source.view(*room.shape[:-1], -1)
+
+
+def _convert(source: Tensor, stored: Stored, room: Tensor) -> None:
+    if isinstance(stored, torch.dtype):
+        room.copy_(source)
+        return
+    at_once = max(1, _DECODED_AT_ONCE // math.prod(room.shape[1:]))
+    for start in range(0, len(room), at_once):
+        part = room[start : start + at_once]
+        part.copy_(stored.decode(source[start : start + at_once].reshape(-1, stored.num_bytes)).view(part.shape))
 
 
 def read_into(file: Readable, offset: int, target: Tensor, stride: int | None = None) -> None:

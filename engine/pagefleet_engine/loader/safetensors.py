@@ -25,7 +25,8 @@ from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.shard import Shard, shard_of
 from pagefleet_engine.layers.weight import Kept, Placement, UnusableTensorError, Weight, same_shape
 from pagefleet_engine.loader.checkpoint import TensorFile, TensorSource, checkpoint_files, name_some
-from pagefleet_engine.loader.readers import PIECE_BYTES, Readable, Reader, reader_for
+from pagefleet_engine.loader.gguf import ENCODED, gguf_sources
+from pagefleet_engine.loader.readers import PIECE_BYTES, Encoding, Readable, Reader, Stored, reader_for, stored_bytes
 from pagefleet_engine.loader.weight_map import Destination, is_ignorable
 
 
@@ -99,20 +100,10 @@ def layout_of(stored: Collection[str], ours: Collection[str]) -> NameLayout:
 # What stands before all names of a model but its head's, where it has one
 _BASES = ("transformer.", "model.")
 
-# safetensors' names of the types that we read
-_STORED_AS = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "I32": torch.int32,
-}
 # Of models that end in a classification.
 _OTHER_HEADS = ("score.", "classifier.", "qa_outputs.")
 _FLOATING = ("F64", "F32", "F16", "BF16")
+_READ = (*_FLOATING, *ENCODED)
 # What fills a slot of such a type; others are filled from any floating type.
 _ONLY = {torch.float8_e4m3fn: ("F8_E4M3",), torch.int8: ("I8",), torch.uint8: ("U8",), torch.int32: ("I32",)}
 
@@ -145,7 +136,7 @@ def fill_from_safetensors(
     """
     files = reading.files
     if files is None:
-        files = [TensorFile(path, wanted) for path, wanted in checkpoint_files(folder).items()]
+        files = gguf_sources(folder) or [TensorFile(path, wanted) for path, wanted in checkpoint_files(folder).items()]
     stored = {name for file in files for name in file.names}
     layout = layout_of(stored, destinations)
     destinations = {layout.stored_name(name): destination for name, destination in destinations.items()}
@@ -202,7 +193,7 @@ def _check_zero(bias: Tensor) -> None:
 
 
 def _stored(file: TensorSource, name: str, descriptor: Readable) -> StoredTensor:
-    return StoredTensor(f"{file.path}: {name}", descriptor, file.offset(name), _STORED_AS[file.dtype(name)])
+    return StoredTensor(f"{file.path}: {name}", descriptor, file.offset(name), *file.form(name))
 
 
 def _check_names(
@@ -243,16 +234,21 @@ def _check_form(file: TensorSource, name: str, destination: Destination) -> None
             f"{file.path}: {name} is {list(shape)}, config.json makes it {list(destination.shape)}: the two files are "
             "not of the same model"
         )
-    accepted = _ONLY.get(destination.weight.dtype, _FLOATING)
+    accepted = _ONLY.get(destination.weight.dtype, _READ)
     if dtype not in accepted:
+        quantized = "" if accepted == _READ else "config.json says that it is quantized: "
         raise ModelLoadError(
-            f"{file.path}: {name} is of type {dtype}; {_quantized_in(accepted)}give a checkpoint in "
-            f"{', '.join(accepted)}"
+            f"{file.path}: {name} is of type {dtype}; {quantized}give a checkpoint in "
+            f"{', '.join(_FLOATING if accepted == _READ else accepted)}"
         )
-
-
-def _quantized_in(accepted: tuple[str, ...]) -> str:
-    return "" if accepted == _FLOATING else "config.json says that it is quantized: "
+    numbers, columns = file.form(name).numbers, destination.shards[-1]
+    if isinstance(numbers, Encoding) and any(
+        len(r) % numbers.numbers or r.start % numbers.numbers for r in columns.ranges
+    ):
+        raise ModelLoadError(
+            f"{file.path}: {name} is in blocks of {numbers.numbers} numbers, which ranks would cut: give a smaller "
+            "--tensor-parallel-size"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +259,13 @@ class StoredTensor:
     """Of file and tensor, for errors."""
     file: Readable
     offset: int
-    dtype: torch.dtype
+    numbers: Stored
+    head_dim: int | None = None
+    """See StoredForm."""
+
+    def num_bytes(self, count: int) -> int:
+        """Of so many numbers."""
+        return stored_bytes(self.numbers, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +288,7 @@ def transfer(
     """
     on_the_way: deque[_Arrival] = deque()
     num_bytes = done = 0
-    total = sum(math.prod(destination.own_shape) * tensor.dtype.itemsize for tensor, destination in tensors)
+    total = sum(tensor.num_bytes(math.prod(destination.own_shape)) for tensor, destination in tensors)
 
     def install() -> int:
         nonlocal done
@@ -313,35 +315,41 @@ def transfer(
 def _send_for(tensor: StoredTensor, destination: Destination, reader: Reader, pool: ThreadPoolExecutor) -> _Arrival:
     room = reader.room(destination)
     pieces = [
-        pool.submit(reader.read, tensor.file, tensor.offset + start, tensor.dtype, piece, stride)
-        for start, piece, stride in _pieces(destination.shards, tensor.dtype.itemsize, room)
+        pool.submit(reader.read, tensor.file, tensor.offset + start, tensor.numbers, piece, stride)
+        for start, piece, stride in _pieces(destination.shards, tensor, room)
     ]
-    return _Arrival(tensor.name, destination, pieces, room.numel() * tensor.dtype.itemsize)
+    return _Arrival(tensor.name, destination, pieces, tensor.num_bytes(room.numel()))
 
 
-def _pieces(shards: tuple[Shard, ...], itemsize: int, room: Tensor) -> Iterator[tuple[int, Tensor, int | None]]:
+def _pieces(shards: tuple[Shard, ...], tensor: StoredTensor, room: Tensor) -> Iterator[tuple[int, Tensor, int | None]]:
     """What one call reads: the byte in the tensor where it begins, where it goes, and the stride of its rows.
 
     `shards`: what of the stored tensor's rows and columns goes to the room.
     """
     rows, *more = shards
     (columns,) = more or (shard_of(1),)
+    numbers, head_dim = tensor.numbers, tensor.head_dim
+    block = numbers.numbers if isinstance(numbers, Encoding) else 1
     done = 0
     for kept in rows.ranges:
         of_rows, first = room[done : done + len(kept)], kept.start * columns.whole
         done += len(kept)
-        if columns.is_all:
-            parts, numbers_apart, stride = [(0, of_rows.view(-1))], 1, None
+        stride = None
+        if head_dim is not None and columns.is_all:  # pieces of whole heads, in the order of the file
+            parts = [(0, of_rows.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2))]
+            numbers_apart = head_dim * columns.whole
+        elif columns.is_all:
+            parts, numbers_apart = [(0, of_rows.view(-1, block))], block
         else:
             starts = itertools.accumulate(map(len, columns.ranges), initial=0)
             parts = [
                 (own.start, of_rows[:, to : to + len(own)]) for own, to in zip(columns.ranges, starts, strict=False)
             ]
-            numbers_apart, stride = columns.whole, columns.whole * itemsize
+            numbers_apart, stride = columns.whole, tensor.num_bytes(columns.whole)
         for column, part in parts:
-            at_once = max(1, PIECE_BYTES // (itemsize * math.prod(part.shape[1:])))
+            at_once = max(1, PIECE_BYTES // tensor.num_bytes(math.prod(part.shape[1:])))
             for start in range(0, len(part), at_once):
-                yield (first + column + start * numbers_apart) * itemsize, part[start : start + at_once], stride
+                yield tensor.num_bytes(first + column + start * numbers_apart), part[start : start + at_once], stride
 
 
 def _is_here(arrival: _Arrival) -> bool:

@@ -15,6 +15,7 @@ from pagefleet_download.source import RemoteFile
 from pagefleet_download.weight_stream import WeightStream
 
 from pagefleet_engine.errors import ModelLoadError
+from pagefleet_engine.loader.checkpoint import StoredForm, plain_form
 
 _LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
@@ -61,6 +62,10 @@ class StreamedFile:
     def dtype(self, name: str) -> str:
         """See TensorSource."""
         return self._entries[name].dtype
+
+    def form(self, name: str) -> StoredForm:
+        """See TensorSource."""
+        return plain_form(self.dtype(name))
 
     def offset(self, name: str) -> int:
         """See TensorSource."""

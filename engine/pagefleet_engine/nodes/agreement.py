@@ -72,7 +72,7 @@ def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def model_digest(folder: Path) -> str:
     """Return what differs where a model's shape or its checkpoint's files do; weights are not read."""
     told = hashlib.sha256((folder / "config.json").read_bytes())
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in sorted((*folder.glob("*.safetensors"), *folder.glob("*.gguf"))):
         told.update(f"{file.name} {file.stat().st_size}\n".encode())
     if (folder / _INDEX).is_file():
         told.update((folder / _INDEX).read_bytes())

@@ -239,11 +239,6 @@ def test_pickled_weights_are_refused(copy: Path, name: str) -> None:
     assert "convert them to safetensors" in said
 
 
-def test_gguf_is_refused(copy: Path) -> None:
-    (copy / "model.safetensors").rename(copy / "model-q4.gguf")
-    assert "model-q4.gguf: give the model's safetensors" in refusal(copy)
-
-
 def test_a_folder_without_weights(copy: Path) -> None:
     (copy / "model.safetensors").unlink()
     assert "has no *.safetensors file: download the weights" in refusal(copy)

@@ -1,0 +1,153 @@
+"""GGUF's types of numbers: blocks of a row, and what they stand for.
+
+The layouts are those of ggml's `block_q*` structures. Shapes: B blocks, N numbers of a block, G groups within a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_SCALE_BYTES = 12
+"""Of the K types' eight scales and eight minima, in 6 bits each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Blocks taken apart: a number stands for `scale * code - offset` of its group."""
+
+    codes_BN: Tensor
+    """uint8, or int8 where they have a sign."""
+    scales_BG: Tensor
+    """float32"""
+    offsets_BG: Tensor | None
+    """float32"""
+
+    def values(self) -> Tensor:
+        """float32 [B, N]"""
+        codes_BGn = self.codes_BN.view(*self.scales_BG.shape, -1).to(torch.float32)
+        values_BGn = codes_BGn.mul_(self.scales_BG[..., None])
+        if self.offsets_BG is not None:
+            values_BGn.sub_(self.offsets_BG[..., None])
+        return values_BGn.view(len(codes_BGn), -1)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockType:
+    """A type of a tensor; plain numbers are blocks of one."""
+
+    name: str
+    numbers: int
+    """Of a block."""
+    num_bytes: int
+    """Of a block."""
+    plain: torch.dtype | None = None
+    split: Callable[[Tensor], Parts] | None = None
+    """uint8 [B, bytes] of whole blocks; None: numbers are plain."""
+
+    def decode(self, blocks: Tensor) -> Tensor:
+        """float32 [B, N] of uint8 [B, bytes]."""
+        if self.split is not None:
+            return self.split(blocks).values()
+        assert self.plain is not None, "a type is plain or in blocks"
+        return blocks.view(self.plain).to(torch.float32)
+
+
+def _halves(blocks: Tensor, start: int) -> Tensor:
+    """float32 [B, 1] of a float16 in each block."""
+    return blocks[:, start : start + 2].contiguous().view(torch.float16).to(torch.float32)
+
+
+def _nibbles(packed_Bb: Tensor) -> Tensor:
+    """The lower halves of all bytes, then the upper ones."""
+    return torch.cat((packed_Bb & 15, packed_Bb >> 4), -1)
+
+
+def _fifth_bits(packed_B4: Tensor) -> Tensor:
+    """uint8 [B, 32] of 0 and 16."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=packed_B4.device)
+    return (((packed_B4[..., None] >> shifts) & 1) << 4).flatten(1)
+
+
+def _q4_0(blocks: Tensor) -> Parts:
+    return Parts(_nibbles(blocks[:, 2:]).view(torch.int8) - 8, _halves(blocks, 0), None)
+
+
+def _q4_1(blocks: Tensor) -> Parts:
+    return Parts(_nibbles(blocks[:, 4:]), _halves(blocks, 0), -_halves(blocks, 2))
+
+
+def _q5_0(blocks: Tensor) -> Parts:
+    codes_BN = _nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])
+    return Parts(codes_BN.view(torch.int8) - 16, _halves(blocks, 0), None)
+
+
+def _q5_1(blocks: Tensor) -> Parts:
+    codes_BN = _nibbles(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])
+    return Parts(codes_BN, _halves(blocks, 0), -_halves(blocks, 2))
+
+
+def _q8_0(blocks: Tensor) -> Parts:
+    return Parts(blocks[:, 2:].contiguous().view(torch.int8), _halves(blocks, 0), None)
+
+
+def _scales_and_minima(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """float32 [B, 8] each of the K types that begin with two float16 and the 12 bytes."""
+    low_B4, middle_B4, high_B4 = blocks[:, 4 : 4 + _SCALE_BYTES].view(len(blocks), 3, 4).unbind(1)
+    scales_B8 = torch.cat((low_B4 & 63, (high_B4 & 15) | ((low_B4 >> 2) & 48)), 1)
+    minima_B8 = torch.cat((middle_B4 & 63, (high_B4 >> 4) | ((middle_B4 >> 2) & 48)), 1)
+    return _halves(blocks, 0) * scales_B8.to(torch.float32), _halves(blocks, 2) * minima_B8.to(torch.float32)
+
+
+def _q4_k(blocks: Tensor) -> Parts:
+    scales_B8, offsets_B8 = _scales_and_minima(blocks)
+    codes_BN = _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).view(len(blocks), -1)
+    return Parts(codes_BN, scales_B8, offsets_B8)
+
+
+def _q5_k(blocks: Tensor) -> Parts:
+    scales_B8, offsets_B8 = _scales_and_minima(blocks)
+    low_B8n = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).view(len(blocks), 8, 32)
+    shifts_81 = torch.arange(8, dtype=torch.uint8, device=blocks.device)[:, None]
+    high_B8n = (blocks[:, 16:48].unsqueeze(1) >> shifts_81) & 1
+    return Parts((low_B8n | (high_B8n << 4)).flatten(1), scales_B8, offsets_B8)
+
+
+def _q6_k(blocks: Tensor) -> Parts:
+    low_B8n = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).view(len(blocks), 8, 32)
+    shifts_41 = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=blocks.device)[:, None]
+    high_B8n = ((blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts_41) & 3).view(len(blocks), 8, 32)
+    codes_BN = (low_B8n | (high_B8n << 4)).flatten(1).view(torch.int8) - 32
+    scales_BG = blocks[:, 192:208].contiguous().view(torch.int8).to(torch.float32)
+    return Parts(codes_BN, _halves(blocks, 208) * scales_BG, None)
+
+
+F32 = BlockType("F32", 1, 4, torch.float32)
+
+BLOCK_TYPES = {
+    0: F32,
+    1: BlockType("F16", 1, 2, torch.float16),
+    2: BlockType("Q4_0", 32, 18, split=_q4_0),
+    3: BlockType("Q4_1", 32, 20, split=_q4_1),
+    6: BlockType("Q5_0", 32, 22, split=_q5_0),
+    7: BlockType("Q5_1", 32, 24, split=_q5_1),
+    8: BlockType("Q8_0", 32, 34, split=_q8_0),
+    12: BlockType("Q4_K", 256, 144, split=_q4_k),
+    13: BlockType("Q5_K", 256, 176, split=_q5_k),
+    14: BlockType("Q6_K", 256, 210, split=_q6_k),
+    30: BlockType("BF16", 1, 2, torch.bfloat16),
+}
+"""By the number that a file has for each."""
+
+BY_NAME = {kind.name: kind for kind in BLOCK_TYPES.values()}
+
+OTHER_TYPES = {
+    9: "Q8_1",
+    10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL",
+    21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M",
+    34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
+}  # fmt: skip
+"""That are not read."""

@@ -1,0 +1,107 @@
+"""GGUF files as sources of tensors, under the names that a checkpoint in safetensors has for them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from pagefleet_engine.errors import ModelLoadError
+from pagefleet_engine.gguf.blocks import BY_NAME, BlockType
+from pagefleet_engine.gguf.config import head_dim, model_kind
+from pagefleet_engine.gguf.file import GgufTensor, read_gguf
+from pagefleet_engine.gguf.folder import gguf_at
+from pagefleet_engine.gguf.names import OurTensor, our_tensors
+from pagefleet_engine.loader.checkpoint import StoredForm
+from pagefleet_engine.loader.readers import Encoding, Stored
+
+ENCODED = tuple(name for name, kind in BY_NAME.items() if kind.plain is None)
+"""Names of the types that are decoded as they are read."""
+
+
+class _Held(NamedTuple):
+    """One of our tensors in a file."""
+
+    tensor: GgufTensor
+    """All of what the file has in one."""
+    ours: OurTensor
+
+
+class GgufSource:
+    """One file; a `TensorSource`."""
+
+    def __init__(self, path: Path, held: dict[str, _Held], head_dim: int) -> None:
+        self.path = path
+        """See TensorSource."""
+        self._held = held
+        self.names = list(held)
+        """See TensorSource."""
+        self._head_dim = head_dim
+
+    @contextmanager
+    def opened(self) -> Iterator[int]:
+        """See TensorSource."""
+        with self.path.open("rb") as file:
+            yield file.fileno()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See TensorSource."""
+        tensor, ours = self._held[name]
+        return tensor.shape if ours.expert is None else tensor.shape[1:]
+
+    def dtype(self, name: str) -> str:
+        """See TensorSource; or GGUF's name of a type in blocks."""
+        return self._held[name].tensor.type.name
+
+    def form(self, name: str) -> StoredForm:
+        """See TensorSource."""
+        tensor, ours = self._held[name]
+        return StoredForm(_stored(tensor.type, less_one=ours.unit_more), self._head_dim if ours.in_turns else None)
+
+    def offset(self, name: str) -> int:
+        """See TensorSource."""
+        tensor, ours = self._held[name]
+        before = (ours.expert or 0) * math.prod(self.shape(name))
+        return tensor.start + before // tensor.type.numbers * tensor.type.num_bytes
+
+
+def gguf_sources(folder: Path) -> list[GgufSource]:
+    """The GGUF files of a model's folder; none where it has other weights.
+
+    Raises:
+        ModelLoadError: a file is damaged, or holds what no model of its kind has.
+    """
+    first = gguf_at(folder)
+    if first is None:
+        return []
+    model = read_gguf(Path(os.readlink(first)) if first.is_symlink() else first)
+    kind, own_head_dim = model_kind(model), head_dim(model)
+    held: dict[Path, dict[str, _Held]] = {path: {} for path in model.files}
+    for name, tensor in model.tensors.items():
+        ours = our_tensors(kind, name, tensor.shape)
+        if ours is None:
+            raise ModelLoadError(
+                f"{tensor.path}: no place in a model of the kind {kind} for {name[:80]}: give another file"
+            )
+        if any(one.in_turns for one in ours) and tensor.shape[0] % own_head_dim:
+            raise ModelLoadError(
+                f"{tensor.path}: {name} has {tensor.shape[0]} rows, heads have {own_head_dim}: convert anew"
+            )
+        held[tensor.path] |= {one.name: _Held(tensor, one) for one in ours}
+    return [GgufSource(path, tensors, own_head_dim) for path, tensors in held.items() if tensors]
+
+
+def _stored(kind: BlockType, *, less_one: bool) -> Stored:
+    if kind.plain is not None and not less_one:
+        return kind.plain
+    return Encoding(kind.numbers, kind.num_bytes, partial(_less_one, kind) if less_one else kind.decode)
+
+
+def _less_one(kind: BlockType, blocks: Tensor) -> Tensor:
+    return kind.decode(blocks).sub_(1.0)

@@ -1,0 +1,30 @@
+"""Every type of blocks stands for the numbers that the format's own package gives, bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+from pagefleet_engine.gguf.blocks import BLOCK_TYPES, OTHER_TYPES
+
+
+@pytest.mark.parametrize("number", BLOCK_TYPES, ids=lambda number: BLOCK_TYPES[number].name)
+def test_numbers_are_those_of_the_reference(number: int) -> None:
+    kind = BLOCK_TYPES[number]
+    assert GGMLQuantizationType(number).name == kind.name
+    random = np.random.default_rng(number)
+    blocks = random.integers(0, 256, (301, kind.num_bytes), np.uint8)
+    with np.errstate(all="ignore"):  # random bytes are scales too
+        expected = dequantize(blocks, GGMLQuantizationType(number))
+    found = kind.decode(torch.from_numpy(blocks)).numpy()
+    assert found.dtype == np.float32
+    assert found.shape == (301, kind.numbers)
+    assert ((found == expected) | (np.isnan(found) & np.isnan(expected))).all()
+
+
+def test_each_type_of_the_reference_is_known() -> None:
+    assert {kind.value: kind.name for kind in GGMLQuantizationType} == OTHER_TYPES | {
+        number: kind.name for number, kind in BLOCK_TYPES.items()
+    }

@@ -1,0 +1,148 @@
+"""GGUF files of small checkpoints, as llama.cpp's converter writes them, by the format's own package."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
+from safetensors.torch import load_file
+
+Type = GGMLQuantizationType
+ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+}
+_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+}
+_AROUND = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_EXPERTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
+
+
+def write_gguf(
+    folder: Path,
+    path: Path,
+    *,
+    matrices: Type = Type.F32,
+    shape: Mapping[str, Any] | None = None,
+    others: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the model in `folder`.
+
+    Args:
+        folder: holds config.json and weights.
+        path: of the file.
+        matrices: their type, that of the embedding too.
+        shape: metadata of the architecture, in place of what config.json says, or more.
+        others: more metadata.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    kind = config["model_type"]
+    writer = GGUFWriter(path, ARCHITECTURES[kind])
+    rope = config.get("rope_parameters") or {}
+    said = {
+        "block_count": config["num_hidden_layers"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "rope.freq_base": float((rope.get("full_attention") or rope).get("rope_theta", 10_000.0)),
+        "expert_count": config.get("num_local_experts") or config.get("num_experts"),
+        "expert_used_count": config.get("num_experts_per_tok"),
+        "expert_feed_forward_length": config.get("moe_intermediate_size"),
+        "attention.key_length": config.get("head_dim"),
+        "attention.sliding_window": config.get("sliding_window") if kind.startswith("gemma") else None,
+        "attn_logit_softcapping": config.get("attn_logit_softcapping"),
+        "final_logit_softcapping": config.get("final_logit_softcapping"),
+    } | dict(shape or {})
+    for name, value in said.items():
+        if value is not None:
+            add_value(writer, f"{ARCHITECTURES[kind]}.{name}", value)
+    for name, value in (others or {}).items():
+        add_value(writer, name, value)
+    for name, numbers in _tensors(config, _weights(folder)).items():
+        wanted = matrices if numbers.ndim > 1 and "ffn_gate_inp" not in name else Type.F32
+        writer.add_tensor(name, quantize(numbers, wanted), raw_dtype=wanted)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _weights(folder: Path) -> dict[str, np.ndarray]:
+    return {name: value.float().numpy() for name, value in load_file(folder / "model.safetensors").items()}
+
+
+def add_value(writer: GGUFWriter, name: str, value: Any) -> None:
+    """Add metadata of the type that llama.cpp's converter gives such values."""
+    match value:
+        case bool():
+            writer.add_bool(name, value)
+        case int():
+            writer.add_uint32(name, value)
+        case float():
+            writer.add_float32(name, value)
+        case str():
+            writer.add_string(name, value)
+        case _:
+            writer.add_array(name, value)
+
+
+def _tensors(config: Mapping[str, Any], stored: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    kind, found = config["model_type"], {}
+    experts: dict[str, list[np.ndarray]] = {}
+    names = {**_NAMES, **_AROUND} if kind in ("gemma2", "gemma3_text") else _NAMES
+    for name, value in stored.items():
+        numbers = value
+        if kind.startswith("gemma") and name.endswith("norm.weight"):
+            numbers = numbers + np.float32(1)
+        outer = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+        if name in outer or name == "lm_head.weight":
+            found[outer.get(name, "output.weight")] = numbers
+            continue
+        _, _, layer, rest = name.split(".", 3)
+        part, _, last = rest.rpartition(".")
+        if ".experts." in part:
+            experts.setdefault(f"blk.{layer}.ffn_{_EXPERTS[part.rpartition('.')[2]]}_exps.{last}", []).append(numbers)
+            continue
+        if ARCHITECTURES[kind] == "llama" and part in ("self_attn.q_proj", "self_attn.k_proj"):
+            heads = config["num_attention_heads"]
+            numbers = _in_turns(numbers, config.get("head_dim") or config["hidden_size"] // heads)
+        found[f"blk.{layer}.{names[part]}.{last}"] = numbers
+    return found | {name: np.stack(each) for name, each in experts.items()}
+
+
+def _in_turns(numbers: np.ndarray, head_dim: int) -> np.ndarray:
+    """Rows of a head's halves side by side."""
+    halves = numbers.reshape(-1, 2, head_dim // 2, *numbers.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(numbers.shape)
