@@ -336,10 +336,10 @@ def _pieces(shards: tuple[Shard, ...], tensor: StoredTensor, room: Tensor) -> It
         done += len(kept)
         stride = None
         if head_dim is not None and columns.is_all:  # pieces of whole heads, in the order of the file
-            parts = [(0, of_rows.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2))]
+            parts = [(0, of_rows.view(-1, 2, head_dim // 2, *of_rows.shape[1:]).transpose(1, 2))]
             numbers_apart = head_dim * columns.whole
         elif columns.is_all:
-            parts, numbers_apart = [(0, of_rows.view(-1, block))], block
+            parts, numbers_apart = [(0, of_rows.view(-1, block) if block > 1 else of_rows.view(-1))], block
         else:
             starts = itertools.accumulate(map(len, columns.ranges), initial=0)
             parts = [

@@ -9,7 +9,7 @@ import torch
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.weight import Placement, Weight
 from pagefleet_engine.loader import safetensors
-from pagefleet_engine.loader.readers import Readable
+from pagefleet_engine.loader.readers import Readable, Stored
 from pagefleet_engine.loader.safetensors import StoredTensor, transfer
 from pagefleet_engine.loader.weight_map import Destination
 from torch import Tensor
@@ -31,7 +31,7 @@ class CountingReader:
         self.calls.append(("room", 0))
         return destination.weight.room(destination.part)
 
-    def read(self, file: Readable, offset: int, stored: torch.dtype, room: Tensor, stride: int | None = None) -> None:
+    def read(self, file: Readable, offset: int, stored: Stored, room: Tensor, stride: int | None = None) -> None:
         if offset == self._fail_at:
             raise EOFError("the file ends at byte 7")
         room.copy_(torch.arange(offset // 4, offset // 4 + room.numel()))
