@@ -30,6 +30,7 @@ from pagefleet_protocol.settings.fields import (
 )
 from pagefleet_protocol.trace_collector import TracesError, traces_url
 
+from pagefleet_engine.cores import usable_cores
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.ranks.parallelism import Parallelism
 
@@ -107,7 +108,8 @@ class ModelConfig:
     """fp8, int8: store the weights of a checkpoint that is not quantized in 8 bits, while loading it (on a CPU, which
     has no fp8, int8 alone takes less memory); a checkpoint that is quantized says so itself."""
     num_threads: int | None = None
-    """CPU threads of the model; default: OMP_NUM_THREADS, else one per core that this process may use."""
+    """CPU threads of the model; default: OMP_NUM_THREADS, else one per core that this process may use, within
+    the CPU limit of its container."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -416,11 +418,6 @@ def cpu_threads(requested: int | None) -> int:
         raise ConfigError(f"num_threads is {requested}: give at least 1, or leave it out")
     environment = os.environ.get("OMP_NUM_THREADS", "")
     return requested or (int(environment) if environment.isdecimal() else 0) or usable_cores()
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def default_cache_dir(requested: str | None) -> Path:

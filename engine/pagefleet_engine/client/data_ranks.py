@@ -14,7 +14,8 @@ from pagefleet_protocol.load_progress import LoadPhase, LoadProgress
 
 from pagefleet_engine.client.balance import RankRoom
 from pagefleet_engine.client.core_process import CORE_COMMAND, CoreProcess, Surroundings
-from pagefleet_engine.config import EngineConfig, ModelConfig, cpu_threads, usable_cores
+from pagefleet_engine.config import EngineConfig, ModelConfig, cpu_threads
+from pagefleet_engine.cores import usable_cores
 from pagefleet_engine.engine_core.messages import CoreStats, Ready
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.gpu_size import visible_gpus

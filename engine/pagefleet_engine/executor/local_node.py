@@ -13,12 +13,12 @@ from functools import partial
 
 import torch
 
-from pagefleet_engine.config import EngineConfig
+from pagefleet_engine.config import EngineConfig, cpu_threads
+from pagefleet_engine.cores import CoreShare, allowed_cores, share_cores
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.executor.asked_pool import AskedPool
 from pagefleet_engine.executor.local_rank import LocalRank
 from pagefleet_engine.executor.messages import Loaded, RankStart, Reply, decode_reply
-from pagefleet_engine.executor.rank_cores import CoreShare, allowed_cores, share_cores
 from pagefleet_engine.executor.rank_memory import RankMemory
 from pagefleet_engine.executor.rank_pages import KVShard, MappedPool, RankPool
 from pagefleet_engine.executor.ring import Buffer, RingWriter
@@ -241,7 +241,7 @@ def default_threads(config: EngineConfig, num_ranks: int) -> int:
 
 
 def _shares(config: EngineConfig, num_ranks: int) -> list[CoreShare]:
-    return share_cores(num_ranks, allowed_cores(), config.model.num_threads or _threads_of_environment())
+    return share_cores(num_ranks, allowed_cores(), cpu_threads(config.model.num_threads))
 
 
 def _send(asking: socket.socket, answer: bytes) -> None:
@@ -257,8 +257,3 @@ def _visible_devices() -> list[str]:
     """The GPUs that this process sees, as its children are to be told of them."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     return given.split(",") if given else [str(index) for index in range(torch.cuda.device_count())]
-
-
-def _threads_of_environment() -> int | None:
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdecimal() and int(given) > 0 else None

@@ -8,7 +8,6 @@ import threading
 import time
 
 import pytest
-from pagefleet_engine.executor.rank_cores import CoreShare, allowed_cores, share_cores
 from pagefleet_engine.executor.vital_signs import Awaited, OwnSigns, VitalSigns, least_progress, make_signs
 
 
@@ -86,11 +85,3 @@ def test_a_child_process_works_for_its_parent() -> None:
             own.stamp()
             (told,) = ours.read()
             assert told.worked_at == told.stamped_at
-
-
-def test_cores_are_shared_evenly() -> None:
-    assert share_cores(2, [0, 4, 1, 5], None) == [CoreShare([0, 4], 2), CoreShare([1, 5], 2)]
-    assert share_cores(2, [0, 1, 2], None) == [CoreShare([0], 1), CoreShare([1], 1)]
-    assert share_cores(2, [0, 1, 2, 3], 3) == [CoreShare([0, 1], 1), CoreShare([2, 3], 1)]
-    assert share_cores(2, [0], None) == [CoreShare([], 1), CoreShare([], 1)]
-    assert sorted(allowed_cores()) == sorted(os.sched_getaffinity(0))

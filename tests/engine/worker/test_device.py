@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pagefleet_engine.cores import usable_cores
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.worker import device
 from pagefleet_engine.worker.device import (
@@ -40,9 +41,9 @@ def test_threads_are_those_asked_for_or_one_per_core_allowed(monkeypatch: pytest
     assert set_num_threads(3) == torch.get_num_threads() == 3
     assert set_num_threads(None) == torch.get_num_threads() == 5
     monkeypatch.setenv("OMP_NUM_THREADS", "4,2")  # a list for nested regions, which torch does not have
-    assert set_num_threads(None) == len(os.sched_getaffinity(0))
+    assert set_num_threads(None) == usable_cores()
     monkeypatch.delenv("OMP_NUM_THREADS")
-    assert set_num_threads(None) == torch.get_num_threads() == len(os.sched_getaffinity(0))
+    assert set_num_threads(None) == torch.get_num_threads() == usable_cores()
     with pytest.raises(ConfigError, match="num_threads is 0"):
         set_num_threads(0)
 
