@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep, BatchGeometry, Pages
-from pagefleet_engine.core.step import NewRow, ScheduledRow, ScheduledRows, StepPlan, StepResult
+from pagefleet_engine.core.step import CommonStep, NewRow, ScheduledRow, ScheduledRows, StepPlan, StepResult
 from pagefleet_engine.ranks.stages import Stage
 from pagefleet_engine.ranks.turns import Turns
 from pagefleet_engine.worker.forward import EagerForward, Forward
@@ -94,7 +94,8 @@ class Requests:
         rows = [self._row(name, chunk) for name in names or tuple(self.tokens)]
         num_tokens = sum(row.num_new_tokens for row in rows)
         scheduled = ScheduledRows.of(rows)
-        plan = StepPlan(self._num_steps, self._leaving, self._entering, scheduled, num_tokens, in_halves=in_halves)
+        common = CommonStep(num_tokens=num_tokens, is_uniform=num_tokens == len(rows), in_halves=in_halves)
+        plan = StepPlan(self._num_steps, self._leaving, self._entering, scheduled, num_tokens, common=common)
         self._num_steps += 1
         self._leaving, self._entering = [], []
         result = self.runner.execute(plan)

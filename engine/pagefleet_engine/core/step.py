@@ -108,6 +108,30 @@ class ScheduledRows(msgspec.Struct, frozen=True, eq=False, array_like=True):
         return zip(self.computed.tolist(), self.new.tolist(), self.samples.tolist(), strict=True)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommonStep:
+    """What holds for a step of one data rank, or of all that step together."""
+
+    num_tokens: int
+    """Of the rank with the most."""
+    is_uniform: bool
+    """Every row has one token."""
+    is_cascade: bool = False
+    """Some rank attends apart to what its rows have in common."""
+    in_halves: bool = False
+    """It is divided (`core/dual_batch.py`); of one rank: it would be."""
+
+    def numbers(self) -> list[int]:
+        """Of all ranks' numbers the largest, place by place, are those of their common step."""
+        return [self.num_tokens, not self.is_uniform, self.is_cascade, not self.in_halves]
+
+    @classmethod
+    def of(cls, numbers: Sequence[int]) -> CommonStep:
+        """The step of these numbers."""
+        num_tokens, is_mixed, is_cascade, is_whole = numbers
+        return cls(num_tokens=num_tokens, is_uniform=not is_mixed, is_cascade=bool(is_cascade), in_halves=not is_whole)
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One forward pass. `removed` is applied first, then `new`, `sampled`, `told`, then `rows`, in batch order."""
@@ -126,8 +150,13 @@ class StepPlan:
     """Request id -> tokens that follow those that the worker has, which were not sampled but forced."""
     sampled: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Request id -> tokens that were sampled since its last row, for stages that do not sample themselves."""
-    in_halves: bool = False
-    """Whether it is computed as two halves (`core/dual_batch.py`), as every data rank does then."""
+    common: CommonStep | None = None
+    """What data ranks that step together have agreed on; None: there are none, or nothing to agree on."""
+
+    @property
+    def in_halves(self) -> bool:
+        """Whether it is computed as two halves, as every data rank does then."""
+        return self.common is not None and self.common.in_halves
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -45,7 +45,6 @@ from pagefleet_engine.ranks.parallelism import WHOLE, Parallelism
 from pagefleet_engine.ranks.together import TogetherHandles, patience_s
 from pagefleet_engine.startup import StartupTimes
 from pagefleet_engine.text.model_files import has_tokenizer
-from pagefleet_engine.worker.device import resolve_device
 from pagefleet_engine.worker.logits_processors import load_processor_kinds
 
 _log = logging.getLogger(__name__)
@@ -170,7 +169,7 @@ def _load_copy(
     shares = [group.handles.of_rank(group.copy, rank) for rank in range(parallel.world_size)]
     if not parallel.is_alone:
         return ProcessExecutor(config, folder, arch, times, machines=partial(ThisMachine, shares=shares))
-    copies = CopyGroups(shares[0], WHOLE, on_gpu=resolve_device(config.model.device).type == "cuda")
+    copies = CopyGroups(shares[0], WHOLE, on_gpu=group.on_gpu)
     executor = InProcessExecutor(config, folder, arch, times, Communicators(data=copies.data, halves=copies.halves))
     copies.end_loading(patience_s(parallel))
     return executor

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 
 from pagefleet_engine.config import EngineConfig
+from pagefleet_engine.core.step import CommonStep
 from pagefleet_engine.engine_core.waves import Waves
 from pagefleet_engine.errors import ConfigError, EngineDead
 from pagefleet_engine.models.arch import ModelArch
-from pagefleet_engine.ranks.group import Reduction
 from pagefleet_engine.ranks.parallelism import Parallelism
 from pagefleet_engine.ranks.shared_memory import SharedGroup
 from pagefleet_engine.ranks.together import TogetherHandles, WaveBoard, patience_s
@@ -23,24 +23,31 @@ class DataGroup:
     Args:
         handles: of all of them.
         copy: this one.
+        on_gpu: they may run steps as CUDA graphs.
     """
 
-    def __init__(self, handles: TogetherHandles, copy: int) -> None:
-        self.handles, self.copy = handles, copy
+    def __init__(self, handles: TogetherHandles, copy: int, *, on_gpu: bool = False) -> None:
+        self.handles, self.copy, self.on_gpu = handles, copy, on_gpu
         self._agreement = SharedGroup(handles.agreement, copy)
         self._board = WaveBoard(handles, copy)
 
     def waves(self, parallel: Parallelism) -> Waves:
         """Return the copy's waves, once it has loaded: from now on others are waited for with patience only."""
         self._agreement.patience_s = patience_s(parallel)
-        all_divide = partial(self._agreed, "min") if parallel.enable_dbo else None
-        return Waves(self._board, partial(self._agreed, "max"), all_divide)
+        join = self._join if self.on_gpu or parallel.enable_dbo else None
+        return Waves(self._board, self._any_has_work, join)
 
-    def _agreed(self, of_all: Reduction, own: bool) -> bool:
-        """Raises EngineDead where the others cannot go on with this copy."""
-        told = torch.tensor([own], dtype=torch.int32)
+    def _any_has_work(self, has_work: bool) -> bool:
+        return bool(self._largest([has_work])[0])
+
+    def _join(self, own: CommonStep) -> CommonStep:
+        return CommonStep.of(self._largest(own.numbers()))
+
+    def _largest(self, numbers: Sequence[int]) -> list[int]:
+        """Of all copies, place by place. Raises EngineDead where the others cannot go on with this one."""
+        told = torch.tensor(numbers, dtype=torch.int32)
         try:
-            return bool(self._agreement.all_reduce(told, of_all))
+            return self._agreement.all_reduce(told, "max").tolist()
         except RuntimeError as error:
             raise EngineDead(f"data rank {self.copy} lost the step of the others: {error}") from error
 
@@ -63,6 +70,7 @@ def data_group(config: EngineConfig, arch: ModelArch, handles: TogetherHandles |
             f"the layers of a {arch.model_type} exchange more than experts' tokens, and not of half a step: leave "
             "enable_dbo out"
         )
-    if config.parallel.enable_dbo and resolve_device(config.model.device).type != "cpu":
+    on_gpu = resolve_device(config.model.device).type == "cuda"
+    if config.parallel.enable_dbo and on_gpu:
         raise ConfigError("steps are computed in halves on CPUs alone: give --device cpu, or leave enable_dbo out")
-    return DataGroup(handles, copy)
+    return DataGroup(handles, copy, on_gpu=on_gpu)

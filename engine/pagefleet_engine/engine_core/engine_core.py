@@ -18,7 +18,7 @@ from pagefleet_engine.core.dual_batch import DualBatch
 from pagefleet_engine.core.outputs import RequestUpdate
 from pagefleet_engine.core.request import FinishReason, Request, RequestStatus
 from pagefleet_engine.core.scheduler import Scheduler
-from pagefleet_engine.core.step import FailureKind, StepPlan
+from pagefleet_engine.core.step import CommonStep, FailureKind, StepPlan
 from pagefleet_engine.engine_core.admission import ArgumentReader, check_extra_args, check_message, to_requests
 from pagefleet_engine.engine_core.masks import MaskFiller
 from pagefleet_engine.engine_core.messages import AddRequest, CoreStats, RequestOutput
@@ -172,13 +172,21 @@ class EngineCore:
             if plan.num_tokens == 0 and not is_due:
                 break
             if self._waves is not None:
-                divides = self._dual_batch is not None and self._dual_batch.divides(plan.rows.new)
-                plan = replace(plan, in_halves=self._waves.begin(divides))
+                plan = replace(plan, common=self._waves.begin(self._asked_of(plan)))
             self._launch(plan)
             if self._waves is not None:
                 self._waves.stepped(has_work=not self._scheduler.only_parked)
         self._stalled = not steps and not self._waits_for_others
         return outputs + self._take()
+
+    def _asked_of(self, plan: StepPlan) -> CommonStep:
+        """What this rank's own step is."""
+        return CommonStep(
+            num_tokens=plan.num_tokens,
+            is_uniform=plan.num_tokens == len(plan.rows),
+            is_cascade=plan.num_common_blocks > 0,
+            in_halves=self._dual_batch is not None and self._dual_batch.divides(plan.rows.new),
+        )
 
     def finish_steps(self) -> list[RequestOutput]:
         """Wait for all steps that were launched; returns what there is to tell.

@@ -8,14 +8,17 @@ others have, or will at the same step.
 Steps are counted as they are launched. Those on their way still end: the oldest that has not ended is one that every
 copy has launched, or will, as none of its own is before it.
 
-Where large steps are computed in halves (`core/dual_batch.py`), ranks agree on that before each step: all would divide
-it, or none does; one without tokens would not.
+Before each step ranks agree on what none of them can decide alone, where there is such a thing (`CommonStep`): large
+steps are computed in halves, which all would divide, or none does; a graph has fixed sizes, so all run that of the rank
+with the most tokens, or all run without.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Protocol
+
+from pagefleet_engine.core.step import CommonStep
 
 AGREE_EVERY = 16
 """Steps. Ranks that have run dry compute so many in vain; to agree takes some ten microseconds."""
@@ -44,20 +47,22 @@ class Waves:
     Args:
         calls: to and from the other ranks.
         any_has_work: agrees with all ranks whether any has work, given whether this one has.
-        all_divide: agrees with all ranks whether each would divide its next step, given whether this one would; None:
-            no step is divided.
+        join: agrees with all ranks on the next step, given this one's; None: there is nothing to agree on.
 
     Attributes:
         running: whether a wave is on.
     """
 
     def __init__(
-        self, calls: Calls, any_has_work: Callable[[bool], bool], all_divide: Callable[[bool], bool] | None = None
+        self,
+        calls: Calls,
+        any_has_work: Callable[[bool], bool],
+        join: Callable[[CommonStep], CommonStep] | None = None,
     ) -> None:
         self.running = False
         self._calls = calls
         self._any_has_work = any_has_work
-        self._all_divide = all_divide
+        self._join = join
         self._num_ended = 0
         self._steps = 0
         """Of the wave that runs."""
@@ -72,14 +77,13 @@ class Waves:
         """Whether this rank has to step, also where it has no work."""
         return self.running or self._calls.newest() > self._num_ended
 
-    def begin(self, divides: bool = False) -> bool:
-        """This rank launches a step, and would divide it or not: where no wave is on, one begins for all. Returns
-        whether all divide it."""
+    def begin(self, own: CommonStep) -> CommonStep | None:
+        """This rank launches a step: where no wave is on, one begins for all. Returns what it is for all of them."""
         if not self.running:
             if not self.is_due:
                 self._calls.call(self._num_ended + 1)
             self.running, self._steps = True, 0
-        return self._all_divide is not None and self._all_divide(divides)
+        return None if self._join is None else self._join(own)
 
     def stepped(self, has_work: bool) -> None:
         """Count a step that was launched, after which this rank has work or none."""

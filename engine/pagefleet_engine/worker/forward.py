@@ -11,6 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionBackend, AttentionSpec, AttentionStep, Pages
+from pagefleet_engine.core.step import CommonStep
 from pagefleet_engine.worker.step_inputs import StepInputBuilder, StepInputs, StepRows
 
 
@@ -33,8 +34,9 @@ class Forward(Protocol):
         """Hidden states [T, D] of the step's own tokens; valid until the next run."""
         ...
 
-    def run_empty(self, inputs: StepInputBuilder) -> None:
-        """Take part in what layers exchange in a step that has no tokens here; what `inputs` held is lost."""
+    def run_empty(self, inputs: StepInputBuilder, common: CommonStep | None) -> None:
+        """Take part in what layers exchange in a step that has no tokens here; what `inputs` held is lost. `common`:
+        see StepPlan."""
         ...
 
 
@@ -65,7 +67,7 @@ class EagerForward:
         """See Forward."""
         return self.compute(inputs.inputs(rows, num_common_blocks))
 
-    def run_empty(self, inputs: StepInputBuilder) -> None:
+    def run_empty(self, inputs: StepInputBuilder, common: CommonStep | None) -> None:
         """See Forward. Kernels are given a token that is padding."""
         none = inputs.view(0, 0, 1)
         if none.positions_T.device.type == "cpu":

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pagefleet_engine.core.dual_batch import Half, halves
+from pagefleet_engine.core.step import CommonStep
 from pagefleet_engine.ranks.turns import Turns
 from pagefleet_engine.worker.forward import EagerForward, Forward, StepShape
 from pagefleet_engine.worker.step_inputs import StepInputBuilder, StepInputs, StepRows
@@ -39,9 +40,9 @@ class HalvedForward:
         first, second = (partial(self._compute, _part(step, half)) for half in halves(rows.new_S))
         return torch.cat(self._turns.take(first, second))
 
-    def run_empty(self, inputs: StepInputBuilder) -> None:
+    def run_empty(self, inputs: StepInputBuilder, common: CommonStep | None) -> None:
         """See Forward. Such a step is whole on all ranks."""
-        self._whole.run_empty(inputs)
+        self._whole.run_empty(inputs, common)
 
     @torch.inference_mode()  # it is a thread's own
     def _compute(self, inputs: StepInputs) -> Tensor:

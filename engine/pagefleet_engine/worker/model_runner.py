@@ -123,7 +123,7 @@ class ModelRunner:
         stage = self._stage
         stage.begin(plan.step_id)  # before all that may fail
         slots, slots_S = self._apply(plan)
-        rows = StepRows.of_plan(plan.rows, slots_S, in_halves=plan.in_halves)
+        rows = StepRows.of_plan(plan.rows, slots_S, plan.common)
         rows.check(self._table)
         follows = len(plan.rows) > len(plan.new)
         if stage.is_first:
@@ -176,7 +176,7 @@ class ModelRunner:
     def _launch_nothing(self, plan: StepPlan) -> PassedOn:
         """Take part in what layers exchange. Stages give each other nothing: all know the plan."""
         self.release(plan.removed)
-        self._forward.run_empty(self._inputs)
+        self._forward.run_empty(self._inputs, plan.common)
         return PassedOn(plan, start_download([], self._device))
 
     def _apply(self, plan: StepPlan) -> tuple[list[int], Int64Array]:

@@ -17,7 +17,7 @@ from pagefleet_kernels.step_inputs import StepBuffers, prepare_step
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import BatchGeometry
-from pagefleet_engine.core.step import Int64Array, ScheduledRows
+from pagefleet_engine.core.step import CommonStep, Int64Array, ScheduledRows
 from pagefleet_engine.worker.request_table import RequestTable
 
 Int32Array = NDArray[np.int32]
@@ -38,15 +38,20 @@ class StepRows:
     """Where each row's tokens start among the T; the last entry is T."""
     sampling_R: Int64Array
     """Indices of the rows that sample."""
-    in_halves: bool = False
-    """Whether they are computed as two halves."""
+    common: CommonStep | None = None
+    """See StepPlan."""
 
     @classmethod
-    def of_plan(cls, rows: ScheduledRows, slots_S: Int64Array, *, in_halves: bool = False) -> StepRows:
+    def of_plan(cls, rows: ScheduledRows, slots_S: Int64Array, common: CommonStep | None = None) -> StepRows:
         """`slots_S` are the rows' in the request table."""
         first_S1 = np.zeros(len(rows) + 1, dtype=np.int64)
         rows.new.cumsum(out=first_S1[1:])
-        return cls(slots_S, rows.computed, rows.new, first_S1, rows.samples.nonzero()[0], in_halves)
+        return cls(slots_S, rows.computed, rows.new, first_S1, rows.samples.nonzero()[0], common)
+
+    @property
+    def in_halves(self) -> bool:
+        """Whether they are computed as two halves."""
+        return self.common is not None and self.common.in_halves
 
     def check(self, table: RequestTable) -> None:
         """Assert that the rows ask for what the table has."""

@@ -78,7 +78,7 @@ class Worker:
         self._communicators = communicators or Communicators()
         self._device = resolve_device(config.model.device)
         if self._device.type == "cuda" and self._communicators.data.size > 1:
-            config = _without_graphs(config)
+            config = _of_copies(config, arch)
         self._config, self._part = config, self._communicators.part
         fp8_cache = config.cache.kv_cache_dtype == "fp8"
         arch = replace(arch, quantization=settle_quantization(arch.quantization, config.model.quantization, fp8_cache))
@@ -319,11 +319,16 @@ class Worker:
             self._balancer.start()
 
 
-def _without_graphs(config: EngineConfig) -> EngineConfig:
-    """Of copies that step together: a graph holds sizes, and each step's rows go to the others in as many as the one
-    with the most has."""
-    if config.execution.cuda_graphs != "none":
-        _log.info("steps run without CUDA graphs, as copies of the model exchange rows, in each step as many as it has")
+def _of_copies(config: EngineConfig, arch: ModelArch) -> EngineConfig:
+    """Without graphs, where what copies of the model exchange has other sizes than a step's padding gives it."""
+    if config.execution.cuda_graphs == "none" or (
+        config.parallel.all2all_backend == "allgather_reducescatter" and not arch.steps_together
+    ):
+        return config
+    _log.info(
+        "steps run without CUDA graphs, as how much copies of the model exchange is another number in each step: "
+        "--all2all-backend allgather_reducescatter is in graphs"
+    )
     return replace(config, execution=replace(config.execution, cuda_graphs="none"))
 
 

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from pagefleet_engine.config import EngineConfig, ModelConfig, SchedulerConfig
 from pagefleet_engine.core.dual_batch import DualBatch
-from pagefleet_engine.core.step import StepPlan
+from pagefleet_engine.core.step import CommonStep, StepPlan
 from pagefleet_engine.engine_core.data_group import DataGroup
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.messages import AddRequest
@@ -46,7 +48,13 @@ class Rank:
     """A real core over a scripted worker, whose every step meets those of the other ranks."""
 
     def __init__(
-        self, handles: TogetherHandles, index: int, max_in_flight: int = 1, rules: DualBatch | None = None
+        self,
+        handles: TogetherHandles,
+        index: int,
+        max_in_flight: int = 1,
+        rules: DualBatch | None = None,
+        *,
+        on_gpu: bool = False,
     ) -> None:
         self.index = index
         self.random = random.Random(index)
@@ -62,19 +70,24 @@ class Rank:
         self.core: EngineCore = scripted_core(config, self._meet, max_in_flight=max_in_flight)
         self.num_halved = 0
         self._rules = rules
-        self.core.step_together(DataGroup(handles, index).waves(parallel), rules)
+        self._decides_alone = rules is None and not on_gpu
+        self.core.step_together(DataGroup(handles, index, on_gpu=on_gpu).waves(parallel), rules)
         self.copies.end_loading(9.0)
 
     def _meet(self, plan: StepPlan) -> None:
-        """What the layers exchange: all must be at the same step, and divide it if all would."""
+        """What the layers exchange: all must be at the same step, and know of it what holds for all."""
         self.steps += 1
         self.num_empty += not plan.num_tokens
         self.num_halved += plan.in_halves
-        divides = self._rules is not None and self._rules.divides(plan.rows.new)
-        at = torch.tensor([self.steps, -self.steps, not divides])
+        new, common = plan.rows.new, plan.common
+        divides = self._rules is not None and self._rules.divides(new)
+        at = torch.tensor([self.steps, -self.steps, not divides, plan.num_tokens, max([*new, 1])])
         self.copies.data.all_reduce(at, "max")
+        is_whole, most, longest = at.tolist()[2:]
         assert at.tolist()[:2] == [self.steps, -self.steps], "the ranks are at different steps"
-        assert plan.in_halves == (not at[2])
+        assert (common is None) == self._decides_alone
+        assert plan.in_halves == (not is_whole)
+        assert common is None or (common.num_tokens, common.is_uniform) == (most, longest == 1)
 
     def ask(self) -> None:
         self.num_asked += 1
@@ -124,7 +137,7 @@ def run(ranks: list[Rank], script: str) -> None:
 @pytest.mark.parametrize(("script", "max_in_flight"), [("all", 1), ("all", 2), ("one", 1), ("one", 3)])
 def test_ten_thousand_steps_with_ranks_that_have_nothing(script: str, max_in_flight: int) -> None:
     with shared(3) as handles:
-        ranks = [Rank(handles, index, max_in_flight, RULES) for index in range(3)]
+        ranks = [Rank(handles, index, max_in_flight, RULES, on_gpu=max_in_flight > 1) for index in range(3)]
         run(ranks, script)
         assert [rank.error for rank in ranks] == [None] * 3
         assert not any(rank.open for rank in ranks)
@@ -174,6 +187,9 @@ class Board:
         return max([self.others, *self.called])
 
 
+OWN = CommonStep(num_tokens=3, is_uniform=False)
+
+
 def test_a_wave_ends_where_all_have_run_dry_and_a_call_begins_the_next() -> None:
     board, asked = Board(), list[bool]()
     others_have_work = [True, False, False]
@@ -188,16 +204,30 @@ def test_a_wave_ends_where_all_have_run_dry_and_a_call_begins_the_next() -> None
     due = []
     for _ in range(2 * AGREE_EVERY):
         due.append(waves.is_due)
-        waves.begin()
+        assert waves.begin(OWN) is None
         waves.stepped(has_work=False)
     assert all(due)
     assert asked == [False, False]
     assert [waves.is_due] == [False]
-    waves.begin()
+    waves.begin(OWN)
     waves.stepped(has_work=True)
     assert board.called == [2]
     for _ in range(AGREE_EVERY - 1):
-        waves.begin()
+        waves.begin(OWN)
         waves.stepped(has_work=False)
     assert not waves.is_due
     assert board.called == [2], "who takes part in another's wave calls for none"
+
+
+STEPS = st.builds(CommonStep, num_tokens=st.integers(0, 99), is_uniform=..., is_cascade=..., in_halves=...)
+
+
+@given(st.lists(STEPS, min_size=1, max_size=4))
+def test_what_holds_for_all_ranks_is_the_largest_of_their_numbers(ranks: list[CommonStep]) -> None:
+    found = CommonStep.of([max(place) for place in zip(*(own.numbers() for own in ranks), strict=True)])
+    assert found == CommonStep(
+        num_tokens=max(own.num_tokens for own in ranks),
+        is_uniform=all(own.is_uniform for own in ranks),
+        is_cascade=any(own.is_cascade for own in ranks),
+        in_halves=all(own.in_halves for own in ranks),
+    )

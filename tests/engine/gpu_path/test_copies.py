@@ -1,4 +1,5 @@
-"""One of two copies that share experts, on a make-believe GPU: without graphs, and with steps that have no tokens."""
+"""One of two copies that share experts, on a make-believe GPU: with steps that have no tokens, and in graphs as large as
+the other one's step."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from pagefleet_engine.config import EngineConfig
-from pagefleet_engine.core.step import ScheduledRows, StepPlan
+from pagefleet_engine.core.step import CommonStep, ScheduledRows, StepPlan
 from pagefleet_engine.executor.executor import PendingStep
 from pagefleet_engine.executor.in_process import InProcessExecutor
 from pagefleet_engine.models.arch import ModelArch
@@ -65,8 +66,14 @@ class OneOfTwo(InProcessExecutor):
         super().__init__(replace(config, parallel=parallel), folder, arch, times, Communicators(data=Mirrored()))
 
     def launch(self, plan: StepPlan) -> PendingStep:
-        super().launch(StepPlan(plan.step_id, (), (), ScheduledRows.of(()), 0))
-        return super().launch(plan)
+        common = self._agreed(plan)
+        super().launch(StepPlan(plan.step_id, (), (), ScheduledRows.of(()), 0, common=common))
+        return super().launch(replace(plan, common=common))
+
+    def _agreed(self, plan: StepPlan) -> CommonStep:
+        """The other one has a few tokens more, or a prompt."""
+        num_tokens, longest = plan.num_tokens + plan.step_id % 3, max([*plan.rows.new, 1 + (plan.step_id % 5 == 4)])
+        return CommonStep(num_tokens=num_tokens, is_uniform=longest == 1, is_cascade=plan.num_common_blocks > 0)
 
 
 @pytest.mark.parametrize("backend", ["allgather_reducescatter", "all2allv"])
@@ -74,7 +81,7 @@ def test_copies_that_share_experts_serve(backend: All2All, make_checkpoint: Call
     own = partial(OneOfTwo, backend)
     with patch("pagefleet_engine.engine_core.build.InProcessExecutor", own):
         served = serve(make_checkpoint("qwen3_moe", dtype="bfloat16"), batches=3)
-    assert served.graphs == []
+    assert bool(served.graphs) == (backend == "allgather_reducescatter"), "what else is sent has sizes of its own"
     known = {*MAY_WAIT[backend], "pagefleet_engine.worker.expert_balance.ExpertBalancer.before_step"}
     assert [wait for wait in served.waits if known.isdisjoint(wait.callers)] == []
     if backend == "allgather_reducescatter":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pagefleet_engine.core.step import CommonStep
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.worker.graphs.modes import GraphMode
 
@@ -69,6 +70,12 @@ class GraphDispatcher:
             return table[num_tokens]
         return GraphMode.NONE, BatchDescriptor(num_tokens, num_rows, uniform)
 
+    def dispatch_common(self, step: CommonStep) -> GraphKey:
+        """How each of several copies that step together runs its part of a step, which may be empty: the same for all,
+        as graphs of one size exchange as much."""
+        longest = 1 if step.is_uniform else 2
+        return self.dispatch(step.num_tokens, step.num_tokens, longest, step.is_cascade)
+
 
 def _decode_keys(mode: GraphMode, sizes: Sequence[int], max_num_seqs: int) -> list[GraphKey]:
     if mode.for_decode is not GraphMode.FULL:
@@ -89,7 +96,7 @@ def _mixed_keys(mode: GraphMode, sizes: Sequence[int], max_num_seqs: int) -> lis
 
 
 def _by_num_tokens(keys: list[GraphKey]) -> list[GraphKey]:
-    """Entry n: the smallest key for n tokens. Ends with the largest; entry 0 is never asked for."""
+    """Entry n: the smallest key for n tokens. Ends with the largest."""
     table: list[GraphKey] = []
     for key in keys:
         table += [key] * (key[1].num_tokens + 1 - len(table))

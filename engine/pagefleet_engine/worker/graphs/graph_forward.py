@@ -14,6 +14,7 @@ from functools import partial
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionBackend, AttentionStep
+from pagefleet_engine.core.step import CommonStep
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.worker.forward import CausalModel, EagerForward, StepShape
 from pagefleet_engine.worker.graphs.capture import DeviceGraph, DeviceGraphs
@@ -126,16 +127,30 @@ class GraphForward:
                 return self._eager.run(rows, num_common_blocks, inputs)
         return self._hidden.first(num_tokens)
 
-    def run_empty(self, inputs: StepInputBuilder) -> None:
-        """See Forward."""
-        self._eager.run_empty(inputs)
+    def run_empty(self, inputs: StepInputBuilder, common: CommonStep | None) -> None:
+        """See Forward. A graph of tokens that are all padding."""
+        found = None if common is None else self._captured(*self._dispatcher.dispatch_common(common))
+        if found is None:
+            self._eager.run_empty(inputs, common)
+            return
+        inputs.clear()
+        mode, key = found
+        if mode is GraphMode.FULL:
+            self._full[key].replay()
+        else:
+            self._pieces[key].replay(self._backend.begin(inputs.view(1, 1, 1).geometry), 1)
 
     def _dispatch(self, rows: StepRows, num_common_blocks: int) -> GraphKey:
-        num_rows, cascade = len(rows.slots_S), num_common_blocks > 0
-        mode, key = self._dispatcher.dispatch(rows.num_tokens, num_rows, rows.max_query_len, cascade)
-        if key in self._full or key in self._pieces:
-            return mode, key
-        return GraphMode.NONE, BatchDescriptor(rows.num_tokens, num_rows, key.uniform)
+        num_tokens, num_rows, longest = rows.num_tokens, len(rows.slots_S), rows.max_query_len
+        if rows.common is None:
+            found = self._dispatcher.dispatch(num_tokens, num_rows, longest, num_common_blocks > 0)
+        else:
+            found = self._dispatcher.dispatch_common(rows.common)
+        uniform = longest == 1 and num_tokens == num_rows
+        return self._captured(*found) or (GraphMode.NONE, BatchDescriptor(num_tokens, num_rows, uniform))
+
+    def _captured(self, mode: GraphMode, key: BatchDescriptor) -> GraphKey | None:
+        return (mode, key) if key in self._full or key in self._pieces else None
 
     def _capture_full(self, view: StepInputs) -> DeviceGraph:
         # Libraries and kernels load what they need for these shapes, which a capture forbids.

@@ -7,27 +7,39 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from pagefleet_engine.attention.backend import AttentionStep
 from pagefleet_engine.core.kv_groups import KVGroup, KVGroups
+from pagefleet_engine.core.step import CommonStep
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.models.model import Model
 from pagefleet_engine.worker.forward import EagerForward, StepShape
-from pagefleet_engine.worker.graphs.dispatcher import BatchDescriptor, GraphKey
+from pagefleet_engine.worker.graphs.dispatcher import BatchDescriptor, GraphDispatcher, GraphKey
 from pagefleet_engine.worker.graphs.modes import GraphMode
 from pagefleet_engine.worker.profile import estimate_graph_bytes
 from pagefleet_engine.worker.step_inputs import StepRows
 from torch import Tensor
 
-from tests.fakes.graph_steps import BLOCK_SIZE, SIZES, Steps, kv_groups, make_graph_forward, make_rows, random_rows
+from tests.fakes.graph_steps import (
+    BLOCK_SIZE,
+    MAX_ROWS,
+    SIZES,
+    Steps,
+    kv_groups,
+    make_graph_forward,
+    make_rows,
+    random_rows,
+)
 from tests.fakes.graph_steps import small_model as make_model
 from tests.fakes.recorded_graphs import HostWait, RecordedGraphs
 from tests.fakes.static_attention import StaticAttention
 
-GRAPH_MODES = [mode for mode in GraphMode if mode is not GraphMode.NONE]
+NONE = GraphMode.NONE
+GRAPH_MODES = [mode for mode in GraphMode if mode is not NONE]
 
 
 def attention_for(model: Model, steps: Steps, groups: KVGroups | None = None) -> StaticAttention:
@@ -135,6 +147,55 @@ def test_padding_stays_within_the_graphs_sizes(mode: GraphMode) -> None:
             assert view.geometry.slot_mappings[0][rows.num_tokens :].tolist() == [-1] * (
                 shape.num_tokens - rows.num_tokens
             )
+
+
+def joined(*copies: StepRows) -> CommonStep:
+    """Of the steps of several copies."""
+    return CommonStep(
+        num_tokens=max(rows.num_tokens for rows in copies), is_uniform=max(rows.max_query_len for rows in copies) == 1
+    )
+
+
+@pytest.mark.parametrize("mode", GRAPH_MODES, ids=lambda mode: mode.value)
+@torch.inference_mode()
+def test_copies_run_the_graph_that_has_room_for_each_or_none(mode: GraphMode) -> None:
+    """Also beside one that has a prompt, or more tokens than any graph; and compute what they would without."""
+    twins, rng, sizes = Twins(make_model(), mode), random.Random(7), set[int]()
+    dispatcher = GraphDispatcher(mode, SIZES, MAX_ROWS)
+    for number in range(24):
+        others = random_rows(rng, decode=number % 4 < 2)
+        if number % 8 == 7:
+            others = make_rows([(0, 3, max(SIZES) + 1)])
+        own = random_rows(rng, decode=number % 3 == 0)
+        own = replace(own, common=joined(own, others))
+        runs_as, key = dispatcher.dispatch_common(joined(own, others))
+        before = twins.graphs.num_replays
+        twins.check(own)
+        assert (twins.graphs.num_replays > before) == (runs_as is not NONE)
+        shape = twins.by_graph.shape(own, 0)
+        assert shape.num_tokens == (own.num_tokens if runs_as is NONE else key.num_tokens)
+        sizes.add(0 if runs_as is NONE else key.num_tokens)
+    assert {0, 8} < sizes
+
+
+@pytest.mark.parametrize("mode", GRAPH_MODES, ids=lambda mode: mode.value)
+@torch.inference_mode()
+def test_a_copy_without_tokens_replays_what_the_others_do(mode: GraphMode) -> None:
+    twins = Twins(make_model(), mode)
+    pages = twins.attention.pool[:, :, :-1].clone()
+    for others in (make_rows([(0, 9, 1), (1, 3, 1)]), make_rows([(0, 3, 5)]), make_rows([(0, 3, max(SIZES) + 1)])):
+        common = joined(others)
+        before = twins.graphs.num_replays
+        twins.by_graph.run_empty(twins.steps.inputs, common)
+        replayed = twins.graphs.num_replays - before
+        twins.run(replace(others, common=common))
+        assert twins.graphs.num_replays - before == 2 * replayed
+        assert bool(replayed) == (common.num_tokens <= max(SIZES) and (mode.for_mixed is not NONE or common.is_uniform))
+        pages_now = twins.attention.pool[:, :, :-1]
+        assert (pages_now != pages).any()
+        pages = pages_now.clone()
+        twins.by_graph.run_empty(twins.steps.inputs, common)
+        assert torch.equal(twins.attention.pool[:, :, :-1], pages), "nobody's pages are written to"
 
 
 @torch.inference_mode()
