@@ -14,8 +14,9 @@ import os
 import random
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypedDict
+from typing import TextIO, TypedDict
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -26,6 +27,7 @@ from pagefleet_engine.core.step import StepPlan
 from pagefleet_engine.engine_core.process import main as core_main
 from pagefleet_engine.executor.executor import PendingStep
 from pagefleet_engine.executor.in_process import InProcessExecutor
+from pagefleet_engine.executor.processes import ProcessExecutor
 from pagefleet_engine.settings import engine_config
 from pagefleet_protocol.sampling_params import SamplingParams
 from pagefleet_text.tokenizer import Tokenizer
@@ -45,14 +47,17 @@ def recording(folder: Path) -> tuple[str, ...]:
 def core() -> None:
     """Run a core that records, at the command's end."""
     file = (Path(sys.argv[2]) / f"{os.getpid()}.jsonl").open("w", buffering=1)
-    launch = InProcessExecutor.launch
+    for executor in (InProcessExecutor, ProcessExecutor):
+        executor.launch = _recorded(executor.launch, file)  # type: ignore[method-assign]
+    sys.exit(core_main())
 
-    def recorded_launch(self: InProcessExecutor, plan: StepPlan) -> PendingStep:
+
+def _recorded(launch: Callable[..., PendingStep], file: TextIO) -> Callable[..., PendingStep]:
+    def recorded_launch(self: object, plan: StepPlan) -> PendingStep:
         file.write(json.dumps([plan.rows.new.tolist(), plan.in_halves]) + "\n")
         return launch(self, plan)
 
-    InProcessExecutor.launch = recorded_launch  # type: ignore[method-assign]
-    sys.exit(core_main())
+    return recorded_launch
 
 
 class Step(TypedDict):

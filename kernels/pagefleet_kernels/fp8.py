@@ -33,11 +33,10 @@ def decode_e4m3(code, NATIVE: tl.constexpr):  # type: ignore[no-untyped-def]
         value = code.to(tl.float8e4nv, bitcast=True).to(tl.float32)
     else:
         bits = code.to(tl.uint32)
-        magnitude = bits & 0x7F
-        normal = ((magnitude << 20) + (120 << 23)).to(tl.float32, bitcast=True)
-        value = tl.where(magnitude < 8, magnitude.to(tl.float32) * 0.001953125, normal)
-        value = tl.where(magnitude == 0x7F, float("nan"), value)
-        value = tl.where(bits >= 0x80, -value, value)
+        # by 2^-120 too small, as exponents of float32 begin so much lower; those below its least are exact too
+        scaled = ((bits & 0x7F) << 20) | ((bits & 0x80) << 24)
+        value = scaled.to(tl.float32, bitcast=True) * 1.329227995784916e36
+        value = tl.where((bits & 0x7F) == 0x7F, float("nan"), value)
     return value
 
 

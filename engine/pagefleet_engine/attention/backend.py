@@ -139,12 +139,17 @@ class BatchGeometry:
             self,
             query_start_loc_S1=starts_S1.clamp_(0, len(tokens)),
             seq_lens_S=self.seq_lens_S[of_rows] - (ends_S - tokens.stop).clamp_(min=0),
-            block_tables=tuple(table_SB[of_rows] for table_SB in self.block_tables),
-            slot_mappings=tuple(slots_T[of_tokens] for slots_T in self.slot_mappings),
+            block_tables=tuple(aligned(table_SB[of_rows]) for table_SB in self.block_tables),
+            slot_mappings=tuple(aligned(slots_T[of_tokens]) for slots_T in self.slot_mappings),
             max_query_len=max(query_lens),
             query_lens=query_lens,
             seq_lens=seq_lens,
         )
+
+
+def aligned(x: Tensor) -> Tensor:
+    """The same, from an address that is a multiple of 16 bytes: for others Triton compiles its kernels anew."""
+    return x.clone() if x.data_ptr() % 16 else x
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,4 @@ def data_group(config: EngineConfig, arch: ModelArch, handles: TogetherHandles |
             "enable_dbo out"
         )
     on_gpu = resolve_device(config.model.device).type == "cuda"
-    if config.parallel.enable_dbo and on_gpu:
-        raise ConfigError("steps are computed in halves on CPUs alone: give --device cpu, or leave enable_dbo out")
     return DataGroup(handles, copy, on_gpu=on_gpu)

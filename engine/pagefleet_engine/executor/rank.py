@@ -87,7 +87,7 @@ def _join_all(start: RankStart, signs: OwnSigns) -> tuple[Communicators, Callabl
         end_loading()
         copies.end_loading(patience_s(start.config.parallel))
 
-    return replace(own, data=copies.data, experts=copies.experts), end_all
+    return replace(own, data=copies.data, experts=copies.experts, halves=copies.halves), end_all
 
 
 def _links(start: RankStart, meeting: _Meeting, awaiting: Awaiting) -> StageLinks:

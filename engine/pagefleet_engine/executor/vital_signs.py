@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -32,16 +33,16 @@ _STAMP, _WORKED, _AWAITS, _LAUNCHED, _FINISHED, _PHASE, _DONE, _TOTAL = range(_W
 
 
 class Awaited(IntEnum):
-    """Whom a rank waits for."""
+    """Whom a rank waits for. Of several threads that compute, the least number of theirs is the rank's."""
 
     NOBODY = 0
     """It computes, or should."""
     EXECUTOR = 1
     """It has nothing to do."""
-    STAGE = 2
-    """The stage before it or behind it, or another copy of the model."""
-    TENSOR = 3
+    TENSOR = 2
     """The other ranks of its stage."""
+    STAGE = 3
+    """The stage before it or behind it, or another copy of the model."""
 
 
 class Signs(msgspec.Struct, frozen=True, array_like=True):
@@ -79,6 +80,9 @@ class OwnSigns:
     def __init__(self, memory: int, size: int, place: int) -> None:
         self._words = _words_of(memory, size)[place * _WORDS : (place + 1) * _WORDS]
         self._worked_ns = 0
+        self._awaited: dict[int, Awaited] = {}
+        """By threads that have ever waited for somebody, whom they do now."""
+        self._lock = threading.Lock()
 
     def stamp(self) -> None:
         """Say that the process runs, and whether other threads than this one, or a compiler that they started, have
@@ -104,8 +108,16 @@ class OwnSigns:
             self._words[word] = value
 
     def awaiting(self, whom: Awaited) -> AbstractContextManager[None]:
-        """Return a context to wait in, as often as need be, by the thread that computes."""
-        return _Awaiting(self._words, whom)
+        """Return a context to wait in, as often as need be, by threads that compute: a rank waits where all of them do.
+        One that has never waited is unknown."""
+        return _Awaiting(self, whom)
+
+    def turn_to(self, whom: Awaited) -> None:
+        """Say for whom the calling thread waits from now on."""
+        with self._lock:
+            self._awaited[threading.get_ident()] = whom
+            # both for whom and since when in one word, so that nobody reads one alone
+            self._words[_AWAITS] = time.monotonic_ns() & ~3 | min(self._awaited.values())
 
 
 def _has_children() -> bool:
@@ -117,19 +129,18 @@ def _has_children() -> bool:
 
 
 class _Awaiting:
-    """Says within it that a rank waits; the word is both whom for and since when, so that nobody reads one alone."""
+    """Says within it that a thread of a rank waits."""
 
-    __slots__ = ("_whom", "_words")
+    __slots__ = ("_signs", "_whom")
 
-    def __init__(self, words: memoryview, whom: Awaited) -> None:
-        self._words = words
-        self._whom = int(whom)
+    def __init__(self, signs: OwnSigns, whom: Awaited) -> None:
+        self._signs, self._whom = signs, whom
 
     def __enter__(self) -> None:
-        self._words[_AWAITS] = time.monotonic_ns() & ~3 | self._whom
+        self._signs.turn_to(self._whom)
 
     def __exit__(self, *error: object) -> None:
-        self._words[_AWAITS] = time.monotonic_ns() & ~3
+        self._signs.turn_to(Awaited.NOBODY)
 
 
 class VitalSigns:

@@ -16,7 +16,7 @@ from pagefleet_engine.ranks.shared_handles import SharedHandles
 from pagefleet_engine.ranks.shared_memory import SharedGroup
 from pagefleet_engine.ranks.stages import NOBODY_LOOKS, Awaiting
 from pagefleet_engine.ranks.together import CopyShares
-from pagefleet_engine.ranks.turns import Halves, Turns
+from pagefleet_engine.ranks.turns import Halves, SideStream, Turns
 
 _LOAD_PATIENCE = timedelta(hours=1)
 
@@ -52,7 +52,8 @@ class CopyGroups:
             self.experts = self._join(f"experts {part.stage}", shares.experts, index)
         self.halves: Halves | None = None
         if shares.second is not None:
-            self.halves = Halves(Turns(), self._join(f"second {part.stage} {part.tensor}", shares.second, shares.copy))
+            second = self._join(f"second {part.stage} {part.tensor}", shares.second, shares.copy)
+            self.halves = Halves(Turns(awaiting, SideStream() if on_gpu else None), second)
 
     def end_loading(self, patience_s: float) -> None:
         """From now on wait so long at most."""

@@ -129,10 +129,6 @@ class Parallelism:
                 "enable_dbo computes while tokens travel to experts of other data ranks: give enable_expert_parallel "
                 "and data_parallel_size of copies behind one port, or leave enable_dbo out"
             )
-        if self.enable_dbo and self.world_size > 1:
-            raise ConfigError(
-                f"enable_dbo is for copies of one rank each, and {self.describe()}: leave it out, or enable_dbo"
-            )
         self._check_copies()
         self._check_nodes()
         if self.pipeline_layers is not None:

@@ -3,6 +3,8 @@
 Each has a thread. Only the one whose turn it is computes; it gives its turn away where it sends something, and goes on
 once that has come and it is its turn again. Both come to the same places in the same order, so what the first half
 does between two of them is done before the second half comes there: that one finds the keys that it attends to.
+On a GPU both launch on one stream, and what is sent goes by another: a half gives its turn away once it has launched
+that, and its stream waits for what comes in the place of the host.
 
 ```
 first    attention ──> travels ........ experts ──> travels ........ attention
@@ -15,12 +17,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import TypeVar
 
+import torch
+
 from pagefleet_engine.ranks.group import RankGroup
+from pagefleet_engine.ranks.stages import NOBODY_LOOKS, Awaiting
 
 _T = TypeVar("_T")
 
@@ -34,10 +39,36 @@ class Halves:
     """Through which rows of the second half travel; those of the first take `Communicators.data`."""
 
 
-class Turns:
-    """Of one rank; `take` is called by one thread."""
+class SideStream:
+    """Of a GPU: on it travels what halves send, beside the stream on which they compute."""
 
     def __init__(self) -> None:
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def sending(self) -> Iterator[torch.cuda.Event]:
+        """What is launched within begins when all has ended that was launched before; the event is its end.
+
+        So memory of either stream may be given to the other half once nobody on the host holds it: whoever sends next
+        comes after all that was computed with it, and whoever computes on has waited for the event.
+        """
+        came = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield came
+            came.record(self._stream)
+
+
+class Turns:
+    """Of one rank; `take` is called by one thread.
+
+    Args:
+        awaiting: what a half waits for its turn in.
+        side: on which it sends; None: the host itself does, on a CPU.
+    """
+
+    def __init__(self, awaiting: Awaiting = NOBODY_LOOKS, side: SideStream | None = None) -> None:
+        self._awaiting, self._side = awaiting, side
         self._own = _Own()
         self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -50,33 +81,50 @@ class Turns:
     def take(self, first: Callable[[], _T], second: Callable[[], _T]) -> tuple[_T, _T]:
         """Compute both halves. Where one fails the other stops at its next turn, and is not waited for."""
         if self._thread is None:
-            self._thread = threading.Thread(target=_serve, args=(self._work,), name="second half", daemon=True)
+            arguments = self._work, self._awaiting
+            self._thread = threading.Thread(target=_serve, args=arguments, name="second half", daemon=True)
             self._thread.start()
-        step, later = _Step(), Future[_T]()
-        self._work.put(lambda: self._compute(1, step, second, later))
+        step, later = _Step(self._awaiting), Future[_T]()
+        beside = nullcontext() if self._side is None else torch.cuda.stream(torch.cuda.current_stream())
+        self._work.put(lambda: self._compute(1, step, second, later, beside))
         now = Future[_T]()
         self._compute(0, step, first, now)
-        return now.result(), later.result()
+        with self._awaiting:
+            return now.result(), later.result()
 
     @contextmanager
     def away(self) -> Iterator[None]:
         """Let the other half compute meanwhile, if there is one."""
-        own = self._own
-        if own.step is None:
+        step, half = self._own.step, self._own.half
+        if step is None:
             yield
-            return
-        own.step.give(1 - own.half)
-        yield
-        own.step.wait(own.half)
+        elif self._side is None:
+            step.give(1 - half)
+            yield
+            step.wait(half)
+        else:
+            with self._side.sending() as came:
+                yield
+            step.give(1 - half)
+            step.wait(half)
+            came.wait()
 
-    def _compute(self, half: int, step: _Step, work: Callable[[], _T], result: Future[_T]) -> None:
-        """Compute a half in its own thread."""
+    def _compute(
+        self,
+        half: int,
+        step: _Step,
+        work: Callable[[], _T],
+        result: Future[_T],
+        within: AbstractContextManager[object] = NOBODY_LOOKS,
+    ) -> None:
+        """Compute a half in its own thread; `within`: what makes the thread's stream that of the other."""
         own = self._own
         own.step, own.half = step, half
         try:
-            if half:
-                step.wait(half)
-            result.set_result(work())
+            with within:
+                if half:
+                    step.wait(half)
+                result.set_result(work())
         except BaseException as error:
             step.error = step.error or error
             result.set_exception(step.error)
@@ -89,6 +137,7 @@ class Turns:
 class _Step:
     """One that is computed in halves."""
 
+    awaiting: Awaiting
     turns: tuple[threading.Semaphore, threading.Semaphore] = field(
         default_factory=lambda: (threading.Semaphore(0), threading.Semaphore(0))
     )
@@ -101,7 +150,8 @@ class _Step:
 
     def wait(self, half: int) -> None:
         """Wait for a turn; raises what ended the other half."""
-        self.turns[half].acquire()
+        with self.awaiting:
+            self.turns[half].acquire()
         if self.error is not None:
             raise self.error
 
@@ -113,6 +163,8 @@ class _Own(threading.local):
     half: int = 0
 
 
-def _serve(work: SimpleQueue[Callable[[], None]]) -> None:
+def _serve(work: SimpleQueue[Callable[[], None]], awaiting: Awaiting) -> None:
     while True:
-        work.get()()
+        with awaiting:
+            compute = work.get()
+        compute()

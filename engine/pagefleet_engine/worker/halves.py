@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from pagefleet_engine.attention.backend import aligned
 from pagefleet_engine.core.dual_batch import Half, halves
 from pagefleet_engine.core.step import CommonStep
 from pagefleet_engine.ranks.turns import Turns
@@ -51,4 +52,5 @@ class HalvedForward:
 
 def _part(step: StepInputs, half: Half) -> StepInputs:
     of_tokens = slice(half.tokens.start, half.tokens.stop)
-    return StepInputs(step.entering[of_tokens], step.positions_T[of_tokens], step.geometry.part(half.rows, half.tokens))
+    entering, positions_T = aligned(step.entering[of_tokens]), aligned(step.positions_T[of_tokens])
+    return StepInputs(entering, positions_T, step.geometry.part(half.rows, half.tokens))

@@ -119,7 +119,18 @@ IN_HALVES = {
 
 @pytest.mark.parametrize(
     ("family", "ranks", "settings"),
-    [("qwen3_moe", 2, MOVING), ("deepseek_v3", 2, {"all2all_backend": "all2allv"})],
+    [
+        ("qwen3_moe", 2, MOVING),
+        ("deepseek_v3", 2, {"all2all_backend": "all2allv"}),
+        ("qwen3_moe", 2, {"tensor_parallel_size": 2, **MOVING}),
+        ("qwen2_moe", 2, {"pipeline_parallel_size": 2, "all2all_backend": "all2allv"}),
+        pytest.param(
+            "qwen3_moe",
+            2,
+            {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "enable_sequence_parallelism": True},
+            marks=pytest.mark.nightly,
+        ),
+    ],
 )
 def test_copies_that_compute_in_halves(
     family: str, ranks: int, settings: dict[str, object], make_checkpoint: Callable[..., Path], tmp_path: Path

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import queue
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 from pagefleet_engine.executor.vital_signs import Awaited, OwnSigns, VitalSigns, least_progress, make_signs
@@ -49,6 +51,45 @@ def test_a_rank_tells_whom_it_waits_for_and_since_when() -> None:
     with pytest.raises(RuntimeError), awaiting:
         raise RuntimeError
     assert ours.read()[0].awaits is Awaited.NOBODY
+
+
+def test_a_rank_of_two_threads_waits_where_both_do() -> None:
+    """As with halves of a step: one waits for another copy's rows while the other computes, or waits itself."""
+    memory = make_signs(1)
+    own, ours = OwnSigns(memory, 1, 0), VitalSigns(memory, 1)
+    os.close(memory)
+    does, done = queue.SimpleQueue[Callable[[], object]](), threading.Semaphore(0)
+
+    def serve() -> None:
+        while True:
+            does.get()()
+            done.release()
+
+    threading.Thread(target=serve, daemon=True).start()
+
+    def second(do: Callable[[], object]) -> None:
+        does.put(do)
+        assert done.acquire(timeout=60)
+
+    def told() -> Awaited:
+        return ours.read()[0].awaits
+
+    stage, tensor, executor = (own.awaiting(whom) for whom in (Awaited.STAGE, Awaited.TENSOR, Awaited.EXECUTOR))
+    with executor:
+        second(stage.__enter__)
+        assert told() is Awaited.EXECUTOR, "whoever has nothing to do"
+    assert told() is Awaited.NOBODY
+    with stage:
+        assert told() is Awaited.STAGE
+        second(lambda: stage.__exit__(None, None, None))
+        assert told() is Awaited.NOBODY, "the second computes"
+        second(tensor.__enter__)
+        assert told() is Awaited.TENSOR, "that its stage's other ranks are late holds the rank up"
+        second(lambda: tensor.__exit__(None, None, None))
+        assert told() is Awaited.NOBODY
+        second(stage.__enter__)
+        assert told() is Awaited.STAGE
+    assert told() is Awaited.NOBODY
 
 
 def test_a_stamp_tells_whether_other_threads_computed() -> None:

@@ -93,6 +93,7 @@ class KernelStandIn:
                 *zip(values, map(str, kinds), strict=True),
                 *((name, str(value)) for name, value in options.items()),
             ]
+            self._launches.memory.launched(writes=args)
             constants = [(name, str(values[name])) for name in self._constants]
             form = Form(self._name, frozenset(facts + constants))
             self._launches.note(form, lambda: self._run(grid, numbers, kwargs))

@@ -16,6 +16,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from tests.fakes.cuda.streams import FakeEvent, FakeStream
 from tests.fakes.cuda.tensors import DeviceMemory
 from tests.fakes.recorded_graphs import Operation
 
@@ -73,55 +74,6 @@ class Capture:
         self.launched.append(Launched(name, Operation(func, args, kwargs, results).repeat))
 
 
-class FakeEvent:
-    """Has happened when it is recorded."""
-
-    memory: DeviceMemory
-
-    def __init__(self, **_: Any) -> None: ...
-
-    def record(self, stream: Any = None) -> None:
-        """Nothing is queued."""
-
-    def wait(self, stream: Any = None) -> None:
-        """Nothing is queued."""
-
-    def query(self) -> bool:
-        """Whether it has happened."""
-        return True
-
-    def elapsed_time(self, other: Any) -> float:
-        """Milliseconds."""
-        return 0.001
-
-    def synchronize(self) -> None:
-        """The host waits."""
-        self.memory.wait("Event.synchronize")
-
-
-class FakeStream:
-    """Work is done when it is given to a stream."""
-
-    memory: DeviceMemory
-    cuda_stream = 7
-
-    def __init__(self, device: Any = None, **_: Any) -> None: ...
-
-    def wait_stream(self, other: Any) -> None:
-        """Nothing is queued."""
-
-    def wait_event(self, event: Any) -> None:
-        """Nothing is queued."""
-
-    def record_event(self, event: Any = None) -> Any:
-        """The event given, or a new one."""
-        return event or torch.cuda.Event()  # type: ignore[no-untyped-call]
-
-    def synchronize(self) -> None:
-        """The host waits."""
-        self.memory.wait("Stream.synchronize")
-
-
 class FakeGraph:
     """Records what is launched, and does it again."""
 
@@ -156,8 +108,15 @@ def cuda_stand_ins(memory: DeviceMemory, kind: GpuKind, graphs: list[list[Launch
         minor=kind.capability[1],
         multi_processor_count=kind.num_processors,
     )
-    own = {"memory": memory, "graphs": graphs}  # classes of this device: torch's modules name them in types
-    default = type("Stream", (FakeStream,), own)()
+    streams = memory.streams
+    # classes of this device: torch's modules name them in types
+    own = {"streams": streams, "host_waits": staticmethod(memory.wait)}
+    stream = type("Stream", (FakeStream,), own)
+
+    def synchronize(device: Any = None) -> None:
+        streams.end()
+        memory.wait("cuda.synchronize")
+
     return _patched(
         torch.cuda,
         _lazy_init=lambda: None,
@@ -165,7 +124,7 @@ def cuda_stand_ins(memory: DeviceMemory, kind: GpuKind, graphs: list[list[Launch
         device_count=lambda: 1,
         current_device=lambda: 0,
         set_device=lambda device: None,
-        synchronize=lambda device=None: memory.wait("cuda.synchronize"),
+        synchronize=synchronize,
         empty_cache=lambda: None,
         get_device_capability=lambda device=None: kind.capability,
         get_device_name=lambda device=None: kind.name,
@@ -175,11 +134,11 @@ def cuda_stand_ins(memory: DeviceMemory, kind: GpuKind, graphs: list[list[Launch
         max_memory_allocated=lambda device=None: 256 << 20,
         reset_peak_memory_stats=lambda device=None: None,
         graph_pool_handle=lambda: (0, 1),
-        Stream=type(default),
+        Stream=stream,
         Event=type("Event", (FakeEvent,), own),
-        CUDAGraph=type("CUDAGraph", (FakeGraph,), own),
-        current_stream=lambda device=None: default,
-        stream=_nothing,
+        CUDAGraph=type("CUDAGraph", (FakeGraph,), {"memory": memory, "graphs": graphs}),
+        current_stream=lambda device=None: stream(number=streams.current),
+        stream=lambda given: streams.on(given.number),
         device=_nothing,
     )
 

@@ -7,7 +7,7 @@ device could not capture is refused and the rest recorded.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
+from tests.fakes.cuda.streams import Streams
 from tests.fakes.recorded_graphs import HOST_WAITS, UNINITIALISED, HostWait, own_memory, waits_by_arguments
 
 _aten: Any = torch.ops.aten
@@ -98,16 +99,17 @@ class DeviceMemory:
         self.capture: Recorder | None = None
         self.clears_memory = True
         """Fresh memory is zero rather than whatever it holds."""
+        self.streams = Streams()
         self._pinned: dict[int, Tensor] = {}
         self._mode = _Mode(self)
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Within it torch makes tensors on the device where it is asked to."""
+        """Within it torch makes tensors on the device where the calling thread asks it to."""
         before = torch._C._only_lift_cpu_tensors()
         torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=...): made on the host, then sent
         try:
-            with self._mode:
+            with _Mode(self):
                 yield
         finally:
             torch._C._set_only_lift_cpu_tensors(before)
@@ -149,6 +151,7 @@ class DeviceMemory:
         self._check_copy(source, _is_gpu(to), source, kwargs.get("non_blocking", False))
         others = {name: value for name, value in kwargs.items() if name not in ("device", "non_blocking")}
         found: Tensor = func(_numbers(source), **others)
+        self.launched(reads=[source], fresh=[found])
         if not _is_gpu(to):
             return found
         self._note(func, (source,), others, found)
@@ -160,6 +163,7 @@ class DeviceMemory:
         host = target if isinstance(source, DeviceTensor) else source
         self._check_copy(source, isinstance(target, DeviceTensor), host, non_blocking)
         found = func(_numbers(target), _numbers(source))
+        self.launched(reads=[source], writes=[target])
         if isinstance(target, DeviceTensor):
             self._note(func, (target, source), {}, found)
         return target  # type: ignore[no-any-return]
@@ -189,6 +193,7 @@ class DeviceMemory:
             found.zero_()
         if pinned:
             self.pin(found)
+        self._note_memory(func, args, kwargs, found)
         if not goes_to_device:
             return found
         self._note(func, args, kwargs, found)
@@ -196,6 +201,24 @@ class DeviceMemory:
         return tree_map_only(
             Tensor, lambda each: same[id(each)] if id(each) in same else DeviceTensor(each, self), found
         )
+
+    def launched(self, *, reads: Sequence[Any] = (), writes: Sequence[Any] = (), fresh: Sequence[Tensor] = ()) -> None:
+        """Work on the calling thread's stream; of what is given tensors of the device count, and `fresh` numbers."""
+        read, written = ([each.numbers for each in some if isinstance(each, DeviceTensor)] for some in (reads, writes))
+        if read or written or fresh:
+            self.streams.launch(read, written, fresh)
+
+    def _note_memory(self, func: Any, args: Any, kwargs: Any, found: Any) -> None:
+        fresh = own_memory(
+            [each for each in tree_flatten(found)[0] if isinstance(each, Tensor)],
+            tree_map_only(DeviceTensor, _numbers, (args, kwargs)),
+        )
+        arguments = func._schema.arguments
+        given = [*zip(arguments, args, strict=False), *((each, kwargs.get(each.name)) for each in arguments)]
+        changed = [tree_flatten(value)[0] for argument, value in given if _is_written(argument)]
+        writes = [each for values in changed for each in values if isinstance(each, DeviceTensor)]
+        if fresh or writes:  # else it is a view
+            self.launched(reads=tree_flatten((args, kwargs))[0], writes=writes, fresh=fresh)
 
     def _check(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> None:
         packet = func.overloadpacket
@@ -243,6 +266,10 @@ def product_callers() -> tuple[str, ...]:
             names.append(f"{module}.{frame.f_code.co_qualname}")
         frame = frame.f_back
     return tuple(names)
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and bool(argument.alias_info.is_write)
 
 
 def _is_gpu(device: torch.device) -> bool:
