@@ -150,7 +150,8 @@ def test_copies_that_compute_in_halves(
     steps = recorded(tmp_path)
     halved = [max(map(max, step["new"])) for step in steps if step["in_halves"]]
     assert 1 in halved, "steps that decode"
-    assert max(halved) > 1, "steps with prompts"
+    if "pipeline_parallel_size" not in settings:  # stages have prompts in steps of their own, at whatever time
+        assert max(halved) > 1, "steps with prompts"
     assert any([] in step["new"] for step in steps)
 
 
