@@ -91,5 +91,5 @@ def test_a_quantized_checkpoint_is_not_quantized_again(quantized: Callable[..., 
 
 
 def test_another_format_is_refused_with_what_is_supported(quantized: Callable[..., Path]) -> None:
-    with pytest.raises(ModelLoadError, match=r"format is nvfp4-pack-quantized; pagefleet runs fp8"):
-        load(quantized(FP8, format="nvfp4-pack-quantized"))
+    with pytest.raises(ModelLoadError, match=r"format is marlin-24; pagefleet runs fp8"):
+        load(quantized(FP8, format="marlin-24"))

@@ -25,6 +25,7 @@ from pagefleet_kernels import (
     attention,
     attention_launch,
     cascade_attention,
+    coded_matmul,
     decode_attention,
     early_launch,
     experts,
@@ -61,6 +62,7 @@ MODULES = (
     attention,
     attention_launch,
     cascade_attention,
+    coded_matmul,
     decode_attention,
     early_launch,
     experts,
@@ -277,6 +279,11 @@ def compile_quantized() -> None:
             for dtype in (fp8.FP8, torch.int8):
                 rounded = torch.zeros(x.shape, dtype=dtype), torch.zeros(rows, 1)
                 packed_matmul.packed_rounded_matmul(*rounded, four, x[0, :384], x.dtype, backend="triton")
+        codes, table = torch.zeros((384, 512), dtype=torch.uint8), torch.zeros(16)
+        for group, scale_dtype, values in ((16, fp8.FP8, None), (32, torch.uint8, None), (64, torch.float32, table)):
+            scales = torch.zeros(384, 1024 // group).to(scale_dtype)
+            coded = coded_matmul.CodedWeights(codes, values, scales, scales[:, 0].float(), group)
+            coded_matmul.coded_matmul(x, coded, x[0, :384], backend="triton")
         weight_scale, block_scales = torch.zeros(384), torch.zeros(3, 8)
         for spec in SPECS:
             numbers, scale = quantize.quantize(x, spec, backend="triton")

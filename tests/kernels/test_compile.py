@@ -18,6 +18,7 @@ KERNELS = {
     "_few_rows_kernel",
     "_bad_words_kernel",
     "_block_maxima_kernel",
+    "_coded_matmul_kernel",
     "_collect_kernel",
     "_combine_kernel",
     "_count_kernel",
@@ -72,6 +73,7 @@ MOST_REGISTERS = 254
 FEW_BYTES, FEW_REGISTERS = 64, 128
 """Of a thread: with no more registers than that, the assembler keeps the device fuller by putting down a few values."""
 MULTIPLY = {
+    "_coded_matmul_kernel",
     "_grouped_kernel",
     "_grouped_mxfp4_kernel",
     "_grouped_packed_kernel",

@@ -14,7 +14,7 @@ from pagefleet_engine.bench.roofline import ModelCost, Roofline, measure_rooflin
 from pagefleet_engine.bench.workloads import Workload
 from pagefleet_engine.engine_core.model_folder import resolve_model_folder
 from pagefleet_engine.layers.quantization.packed_contents import packed_bytes
-from pagefleet_engine.layers.quantization_scheme import PackedScheme, QuantizationScheme
+from pagefleet_engine.layers.quantization_scheme import CodedScheme, PackedScheme, QuantizationScheme
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.models.parameters import count_parameters
@@ -55,6 +55,9 @@ def _stored_bytes(arch: ModelArch, on_load: bool, device: torch.device) -> tuple
     packed = [scheme for scheme in schemes if isinstance(scheme, PackedScheme)]
     if packed:  # the last rule is of most layers; a CPU keeps what they stand for
         one = 2.0 if on_cpu else packed_bytes(packed[-1])
+        return one, one
+    if any(isinstance(scheme, CodedScheme) for scheme in schemes):
+        one = 2.0 if on_cpu else 9 / 16  # with a scale of 8 bits for 16
         return one, one
     if any(isinstance(scheme, QuantizationScheme) and scheme.number == "mxfp4" for scheme in schemes):
         return 2.0, 2.0 if on_cpu else 17 / 32  # with a scale for 32; a CPU keeps their numbers

@@ -14,6 +14,7 @@ from torch import Tensor
 from pagefleet_engine.layers.linear_kernel import Activation, GpuLinear, LinearKernel
 from pagefleet_engine.layers.matrix import Matrix, matrix_slots
 from pagefleet_engine.layers.norm import Residual
+from pagefleet_engine.layers.quantization.coded import CodedLinear
 from pagefleet_engine.layers.quantization.packed import PackedLinear
 from pagefleet_engine.layers.quantization.scaled import ScaledLinear
 from pagefleet_engine.layers.shard import Shard, shard_of
@@ -58,7 +59,7 @@ class Linear:
 
     def _install_matrix(self, matrix: Matrix) -> None:
         self._kernel = matrix.kernel(0, self._num_rows)
-        self._leaves_sums |= isinstance(self._kernel, ScaledLinear | PackedLinear)
+        self._leaves_sums |= isinstance(self._kernel, ScaledLinear | PackedLinear | CodedLinear)
         self.rounding = _rounding_of(self._kernel)
 
     def _install_bias(self, bias_O: Tensor) -> None:

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.linear_kernel import LinearKernel, PlainLinear, can_pack, linear_kernel
+from pagefleet_engine.layers.quantization.coded import CodedMatrix, CodedSlots
 from pagefleet_engine.layers.quantization.inputs import InputQuantizer
 from pagefleet_engine.layers.quantization.kernels import ExpandedLinear
 from pagefleet_engine.layers.quantization.packed import PackedMatrix
 from pagefleet_engine.layers.quantization.packed_slots import PackedSlots
 from pagefleet_engine.layers.quantization.slots import QuantizedSlots
-from pagefleet_engine.layers.quantization_scheme import PackedScheme
+from pagefleet_engine.layers.quantization_scheme import CodedScheme, PackedScheme
 from pagefleet_engine.layers.shard import Shard, shard_of
 from pagefleet_engine.layers.weight import Kept, Placement, Weight
 
@@ -112,6 +113,12 @@ def _matrix_slots(
             install(PlainMatrix(matrix, placement.traceable, rounded) if isinstance(matrix, Tensor) else matrix)
 
         return dict(PackedSlots(scheme, columns, rows, placement, take_packed).slots)
+    if isinstance(scheme, CodedScheme):
+
+        def take_coded(matrix: CodedMatrix | Tensor) -> None:
+            install(PlainMatrix(matrix, placement.traceable) if isinstance(matrix, Tensor) else matrix)
+
+        return dict(CodedSlots(scheme, shard_of(inputs), rows, placement, take_coded).slots)
     if scheme is not None:
         return dict(QuantizedSlots(scheme, shard_of(inputs), rows, placement, install).slots)
 

@@ -147,7 +147,42 @@ class PackedScheme:
         return f"int{self.bits} weights per {group}{order}{zeros}{inputs} ({self.packing})"
 
 
-Scheme = QuantizationScheme | PackedScheme
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodedScheme:
+    """How the matrix of a linear layer is stored in codes of 4 bits: value = what the code stands for * scale, and
+    times or over one number for the matrix. Inputs are taken as they are."""
+
+    table: Literal["e2m1", "nf4", "fp4"]
+    """What codes stand for: e2m1 (OCP MX 1.0); bitsandbytes' tables."""
+    scales: Literal["e4m3", "e8m0", "float32"]
+    """Their type; e8m0 are powers of two."""
+    group_size: int
+    """Inputs of a row that share a scale."""
+    spelling: str
+    """Of the checkpoint, for messages."""
+    codes_name: str = "weight_packed"
+    """The checkpoint's names for its tensors."""
+    scales_name: str = "weight_scale"
+    factor_name: str = ""
+    """Of the number for the matrix; empty: there is none."""
+    factor_divides: bool = False
+    first_is_upper: bool = False
+    """Of two codes in a byte."""
+    passed_over: str = ""
+    """A number for inputs, of no use where these are taken as they are."""
+    on_load: ClassVar[bool] = False
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Rows and columns that ranks cannot divide."""
+        return 1, self.group_size
+
+    def describe(self) -> str:
+        """For log lines and errors."""
+        return f"{self.table} weights per group of {self.group_size}, inputs as they are ({self.spelling})"
+
+
+Scheme = QuantizationScheme | PackedScheme | CodedScheme
 
 
 @dataclass(frozen=True, slots=True)

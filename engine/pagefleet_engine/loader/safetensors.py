@@ -24,6 +24,7 @@ from torch import Tensor
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.shard import Shard, shard_of
 from pagefleet_engine.layers.weight import Kept, Placement, UnusableTensorError, Weight, same_shape
+from pagefleet_engine.loader.bitsandbytes import settled
 from pagefleet_engine.loader.checkpoint import TensorFile, TensorSource, checkpoint_files, name_some
 from pagefleet_engine.loader.gguf import ENCODED, gguf_sources
 from pagefleet_engine.loader.readers import PIECE_BYTES, Encoding, Readable, Reader, Stored, reader_for, stored_bytes
@@ -137,6 +138,7 @@ def fill_from_safetensors(
     files = reading.files
     if files is None:
         files = gguf_sources(folder) or [TensorFile(path, wanted) for path, wanted in checkpoint_files(folder).items()]
+    files = settled(files)
     stored = {name for file in files for name in file.names}
     layout = layout_of(stored, destinations)
     destinations = {layout.stored_name(name): destination for name, destination in destinations.items()}

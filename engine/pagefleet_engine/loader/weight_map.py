@@ -25,6 +25,7 @@ _IGNORABLE = (
     ".v_scale",
     ".g_idx",  # where groups are of neighbours, and that says so again
     ".weight_shape",
+    ".input_global_scale",  # of inputs in 4 bits, which are taken as they are
 )
 
 

@@ -78,7 +78,7 @@ def read_awq(section: ConfigFields) -> Quantization:
         raise refusal(section, "AWQ without zero points (zero_point is false)")
     scheme = PackedScheme(packing="awq", bits=bits, group_size=_group_size(section), zero_points=True)
     parts = [own_name(part) for part in section.texts("modules_to_not_convert")]
-    return Quantization(rules=(Rule(_EVERY_LAYER, scheme),), ignored=(_HEAD, *map(_anywhere, parts)))
+    return Quantization(rules=(Rule(_EVERY_LAYER, scheme),), ignored=(_HEAD, *map(anywhere, parts)))
 
 
 def read_gptq(section: ConfigFields) -> Quantization:
@@ -95,7 +95,7 @@ def read_gptq(section: ConfigFields) -> Quantization:
     if section.flag("is_marlin_format", False):
         raise refusal(section, "GPTQ in the layout of Marlin (is_marlin_format is true)")
     packing: Packing = "gptq_v2" if form == "gptq_v2" else "gptq"
-    rules, ignored = [], [_HEAD, *map(_anywhere, map(own_name, section.texts("modules_to_not_convert")))]
+    rules, ignored = [], [_HEAD, *map(anywhere, map(own_name, section.texts("modules_to_not_convert")))]
     dynamic = section.section("dynamic")
     usual = {
         "bits": section.count("bits"),
@@ -112,7 +112,7 @@ def read_gptq(section: ConfigFields) -> Quantization:
         else:
             rules.append(Rule((pattern,), _gptq_scheme(dynamic.section(name).with_defaults(usual), packing)))
     within = section.nested_texts("modules_in_block_to_quantize")
-    rules.append(Rule(tuple(map(_anywhere, within)) or _EVERY_LAYER, _gptq_scheme(section, packing)))
+    rules.append(Rule(tuple(map(anywhere, within)) or _EVERY_LAYER, _gptq_scheme(section, packing)))
     return Quantization(rules=tuple(rules), ignored=tuple(ignored))
 
 
@@ -137,6 +137,6 @@ def _group_size(section: ConfigFields) -> int | None:
     return None if size == -1 else size
 
 
-def _anywhere(part: str) -> str:
+def anywhere(part: str) -> str:
     """A pattern of the layers that have these words of a name, and of those within."""
     return rf"re:(.*\.)?{re.escape(part.strip('.'))}(\.|$)"

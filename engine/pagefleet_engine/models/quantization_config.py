@@ -1,7 +1,7 @@
 """How a checkpoint is quantized, from the `quantization_config` of its config.json.
 
-Seven spellings are read: compressed-tensors (llm-compressor), `fp8` (DeepSeek, Qwen), `mxfp4` (gpt-oss), `awq`,
-`gptq`, `fbgemm_fp8` and `modelopt`. What cannot be computed as it was meant is refused, with what can.
+Eight spellings are read: compressed-tensors (llm-compressor), `fp8` (DeepSeek, Qwen), `mxfp4` (gpt-oss), `awq`,
+`gptq`, `fbgemm_fp8`, `modelopt` and `bitsandbytes`. What cannot be computed as it was meant is refused, with what can.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from pagefleet_engine.layers.quantization_scheme import (
     QuantizationScheme,
     RoundedNumber,
     Rule,
+    Scheme,
     WeightScales,
     on_load,
 )
+from pagefleet_engine.models.coded_config import CODED, read_bitsandbytes, read_coded_group
 from pagefleet_engine.models.packed_config import (
     INT_QUANTIZED,
     PACK_QUANTIZED,
@@ -69,6 +71,8 @@ def read_quantization(fields: ConfigFields) -> Quantization | None:
         "gptq": read_gptq,
         "fbgemm_fp8": read_fbgemm,
         "modelopt": read_modelopt,
+        "modelopt_fp4": read_modelopt,
+        "bitsandbytes": read_bitsandbytes,
     }
     method = section.text("quant_method", "")
     if method not in readers:
@@ -104,12 +108,17 @@ def _read_compressed_tensors(section: ConfigFields) -> Quantization:
     groups = section.section("config_groups")
     for group in map(groups.section, groups.section_names()):
         used = group.text("format", default_format)
-        if used not in (*_FORMATS, PACK_QUANTIZED):
+        if used not in (*_FORMATS, PACK_QUANTIZED, *CODED):
             raise refusal(group, f"format is {used or 'not given'}")
         if group.present("output_activations"):
             raise refusal(group, "outputs are quantized (output_activations)")
-        packed = used == PACK_QUANTIZED or (used == INT_QUANTIZED and is_in_groups(group))
-        scheme = read_packed_group(group, used) if packed else _read_scheme(group)
+        scheme: Scheme
+        if used in CODED:
+            scheme = read_coded_group(group, used)
+        elif used == PACK_QUANTIZED or (used == INT_QUANTIZED and is_in_groups(group)):
+            scheme = read_packed_group(group, used)
+        else:
+            scheme = _read_scheme(group)
         rules.append(Rule(layer_patterns(group, "targets"), scheme))
     if not rules:
         raise refusal(section, "config_groups is empty")

@@ -1,4 +1,4 @@
-"""FP8 as FBGEMM's and ModelOpt's files spell it.
+"""FP8 and NVFP4 as FBGEMM's and ModelOpt's files spell it.
 
 Sources: transformers' `FbgemmFp8Config`; ModelOpt's hf_quant_config.json, which newer files repeat in config.json.
 """
@@ -6,10 +6,12 @@ Sources: transformers' `FbgemmFp8Config`; ModelOpt's hf_quant_config.json, which
 from __future__ import annotations
 
 import fnmatch
+from dataclasses import replace
 
 from pagefleet_protocol.model_config.fields import ConfigFields
 
-from pagefleet_engine.layers.quantization_scheme import Quantization, QuantizationScheme, Rule
+from pagefleet_engine.layers.quantization_scheme import Quantization, QuantizationScheme, Rule, Scheme
+from pagefleet_engine.models.coded_config import NVFP4, NVFP4_GROUP
 from pagefleet_engine.models.quantization_fields import layer_patterns, own_name, refusal
 
 _EVERY_LAYER = ("Linear",)
@@ -36,11 +38,23 @@ def read_modelopt(section: ConfigFields) -> Quantization:
     """
     if section.present("quantization"):  # as in hf_quant_config.json
         section = section.section("quantization")
+    scheme: Scheme
     match section.text("quant_algo", "").upper():
         case "FP8":
             scheme = QuantizationScheme(number="fp8", weight_scales="tensor", input_scales="tensor")
         case "FP8_PER_CHANNEL_PER_TOKEN":
             scheme = QuantizationScheme(number="fp8", weight_scales="channel", input_scales="token")
+        case "NVFP4":
+            if section.count("group_size", NVFP4_GROUP) != NVFP4_GROUP:
+                raise refusal(section, f"group_size of NVFP4 is {section.count('group_size')}")
+            scheme = replace(
+                NVFP4,
+                codes_name="weight",
+                factor_name="weight_scale_2",
+                factor_divides=False,
+                passed_over="input_scale",
+                spelling="modelopt",
+            )
         case algorithm:
             raise refusal(section, f"quant_algo of ModelOpt is {algorithm or 'not given'}")
     cache = section.text("kv_cache_quant_algo", "").upper()

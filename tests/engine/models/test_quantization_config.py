@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.quantization_scheme import (
+    CodedScheme,
     PackedScheme,
     Quantization,
     QuantizationScheme,
@@ -31,13 +32,13 @@ def read(section: dict[str, Any]) -> Quantization:
 
 def scheme(section: dict[str, Any], name: str = LAYER) -> QuantizationScheme | None:
     found = read(section).scheme([name])
-    assert not isinstance(found, PackedScheme)
+    assert not isinstance(found, PackedScheme | CodedScheme)
     return found
 
 
 def packed(section: dict[str, Any], name: str = LAYER) -> PackedScheme | None:
     found = read(section).scheme([name])
-    assert not isinstance(found, QuantizationScheme)
+    assert not isinstance(found, QuantizationScheme | CodedScheme)
     return found
 
 
@@ -227,7 +228,21 @@ def test_dynamic_scales_of_the_whole_step_become_those_of_tokens() -> None:
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        ({"quant_method": "bitsandbytes"}, "quant_method is bitsandbytes"),
+        ({"quant_method": "quip"}, "quant_method is quip"),
+        ({"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "int4"}, "bnb_4bit_quant_type is int4"),
+        (
+            group({"num_bits": 4, "group_size": 16}, format="nvfp4-pack-quantized"),
+            "int of 4 bits in groups of 16 in nvfp4-pack-quantized",
+        ),
+        (
+            group({"type": "float", "num_bits": 4, "group_size": 32}, format="nvfp4-pack-quantized"),
+            "float of 4 bits in groups of 32 in nvfp4-pack-quantized",
+        ),
+        (
+            group({"type": "float", "num_bits": 4}, {"type": "float"}, format="nvfp4-pack-quantized"),
+            "inputs of 8 bits in nvfp4-pack-quantized",
+        ),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}, "group_size of NVFP4 is 32"),
         ({"bits": 4}, "quant_method is not given"),
         ({"quant_method": "deepspeedfp"}, "DeepSpeedFP (quant_method deepspeedfp) is not run: choose the model in"),
         ({"quant_method": "aqlm"}, "AQLM (quant_method aqlm) is not run: choose the model in a form of"),

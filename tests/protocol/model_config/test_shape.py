@@ -274,6 +274,16 @@ def test_a_model_that_generates_is_read(architectures: object) -> None:
         ({"quant_method": "gptq", "bits": 3}, "int3"),
         ({"quant_method": "fbgemm_fp8"}, "fp8"),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "fp4"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8"),
+        ({"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "nf4"}, "nf4"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"g": {"weights": {"type": "float", "num_bits": 4}}},
+            },
+            "fp4",
+        ),
         (None, ""),
     ],
 )
@@ -285,15 +295,15 @@ def test_quantization(section: object, expected: str) -> None:
 @pytest.mark.parametrize(
     ("section", "words"),
     [
-        ({"quant_method": "bitsandbytes"}, "quant_method is bitsandbytes"),
+        ({"quant_method": "aqlm"}, "quant_method is aqlm"),
         ({"quant_method": "gptq", "bits": 16}, "bits is 16"),
         ({"quant_method": "modelopt", "quant_algo": "INT4_AWQ"}, "modelopt of INT4_AWQ"),
         (
             {
                 "quant_method": "compressed-tensors",
-                "config_groups": {"g": {"weights": {"type": "float", "num_bits": 4}}},
+                "config_groups": {"g": {"weights": {"type": "float", "num_bits": 6}}},
             },
-            "of fp4",
+            "of fp6",
         ),
         ({}, "quant_method is not given"),
         ({"quant_method": "compressed-tensors"}, "of no groups"),

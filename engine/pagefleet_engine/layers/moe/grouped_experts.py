@@ -19,6 +19,7 @@ from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.matrix import Matrix, PlainMatrix
 from pagefleet_engine.layers.moe.experts import with_room
 from pagefleet_engine.layers.moe.routing import Routes
+from pagefleet_engine.layers.quantization.coded import CodedMatrix
 from pagefleet_engine.layers.quantization.form import Form
 from pagefleet_engine.layers.quantization.mxfp4 import Mxfp4Matrix
 from pagefleet_engine.layers.quantization.packed import PackedMatrix
@@ -114,6 +115,8 @@ class _Stack:
             values_OI, scales = matrix.codes_OJ, matrix.scales_OC
         elif isinstance(matrix, PackedMatrix):
             values_OI, scales = self._take_packed(expert, matrix)
+        elif isinstance(matrix, CodedMatrix):
+            raise ModelLoadError("experts in NVFP4, nf4 or fp4 are not run on a GPU: give another checkpoint")
         else:
             assert isinstance(matrix, QuantizedMatrix), "there is no other kind of matrix"
             values_OI, scales = matrix.values_OI, matrix.scales

@@ -10,7 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pagefleet_engine.layers.quantization_scheme import PackedScheme, Quantization, QuantizationScheme, Scheme
+from pagefleet_engine.layers.quantization_scheme import (
+    CodedScheme,
+    PackedScheme,
+    Quantization,
+    QuantizationScheme,
+    Scheme,
+)
 from pagefleet_engine.layers.shard import Shard, shard_of
 from pagefleet_engine.layers.weight import Placement
 
@@ -53,6 +59,8 @@ def describe_forms(quantization: Quantization, widths: Sequence[int], placement:
 def _form_of(scheme: Scheme, inputs: int, placement: Placement) -> tuple[Form, str]:
     if isinstance(scheme, PackedScheme):
         return packed_form_on(scheme, shard_of(inputs), placement)
+    if isinstance(scheme, CodedScheme):
+        return coded_form_on(scheme, shard_of(inputs), placement)
     return form_on(scheme, inputs, placement)
 
 
@@ -69,6 +77,18 @@ def packed_form_on(scheme: PackedScheme, inputs: Shard, placement: Placement) ->
     if inputs.size % _PACKED_COLUMNS or (size is not None and (size < _PACKED_COLUMNS or size & (size - 1))):
         return Form.EXPANDED, f"kernels take groups of {_PACKED_COLUMNS} inputs, or a power of two more"
     return Form.SCALED, ""
+
+
+def coded_form_on(scheme: CodedScheme, inputs: Shard, placement: Placement) -> tuple[Form, str]:
+    """The form of a matrix of these columns, which may be a rank's, on the placement's device, and why."""
+    if placement.traceable:
+        return Form.EXPANDED, "experts that move are plain matrices"
+    if not placement.use_kernels:
+        return Form.EXPANDED, "a CPU multiplies floats"
+    size = scheme.group_size
+    if inputs.size % _PACKED_COLUMNS or size < _SMALLEST_BLOCK or size & (size - 1):
+        return Form.EXPANDED, f"kernels take groups of a power of two, in runs of {_PACKED_COLUMNS} inputs"
+    return Form.SCALED, "only weights are quantized"
 
 
 def form_with_kernels(scheme: QuantizationScheme, inputs: int, capability: tuple[int, int] | None) -> tuple[Form, str]:
