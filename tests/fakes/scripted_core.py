@@ -101,6 +101,10 @@ class CountingExecutor:
     def check(self) -> None:
         """See Executor."""
 
+    def tell_of_layers(self, on_layer: Callable[[], None]) -> bool:
+        """A step is a layer."""
+        return True
+
     def give_up(self, plan: StepPlan) -> None:
         """See Worker."""
 

@@ -9,10 +9,14 @@ from pagefleet_engine.executor.vital_signs import Awaited, Signs
 HANG_S = 8.0
 """Without a sign, at rest, or awaited by the other ranks of its stage, before a rank counts as hung."""
 STAGE_HANG_S = 60.0
-"""At work on one step: long prompts on a slow processor take many seconds."""
+"""At work where nobody knows how long it takes: long prompts on a slow processor take many seconds."""
 LOOK_S = 0.5
 """Between two looks."""
 _LATE_S = 3.0
+_BUSY_SHARE = 0.5
+"""Of one processor: a rank that gets less computes beside others, and who knows how long."""
+
+_Place = tuple[int, int, int]
 
 
 class HangWatch:
@@ -21,7 +25,8 @@ class HangWatch:
     A look that comes late says nothing about the ranks: this process was stopped itself, maybe with all of them. Who
     waits for others does not hang, and who computes may take long. But ranks that divide layers among them compute the
     same for as long; and one that neither waits nor computes will never come out of its step. The stages of a pipeline
-    are steps apart: where all of them seem to be at work, the first of those that are least far hangs, after long.
+    are steps apart: of ranks that say how long a layer may take, one that computes longer hangs; else, where all of
+    them seem to be at work, the first of those that are least far, after long.
 
     Args:
         abreast: how many neighbours divide layers among them.
@@ -35,8 +40,10 @@ class HangWatch:
         self.num_given = 0
         self._looked_at = -_LATE_S
         self._watched_since = 0.0
-        self._behind: dict[int, tuple[int, int, float]] = {}
-        """Of ranks with a step to do that others have done: what each had launched and finished, and since when."""
+        self._behind: dict[int, tuple[_Place, float]] = {}
+        """Of ranks with a step to do that others have done: how far each is, and since when."""
+        self._busy: dict[int, tuple[_Place, float]] = {}
+        """Of ranks that compute: how far each is, and what it had burnt by then."""
 
     def is_due(self, now: float) -> bool:
         """Whether it is time for the next look."""
@@ -55,26 +62,48 @@ class HangWatch:
         return None
 
     def _judge(self, rank: int, sign: Signs, stage: Sequence[Signs], size: int, now: float) -> str | None:
-        def seconds(since: float) -> float:
-            return now - max(since, self._watched_since)
-
-        if (silent := seconds(sign.stamped_at)) > HANG_S:
+        if (silent := self._seconds(sign.stamped_at, now)) > HANG_S:
             return f"gave no sign of life for {silent:.0f} s"
-        if sign.awaits is Awaited.NOBODY:
-            busy = seconds(sign.awaits_since)
-            if (idle := min(busy, seconds(sign.worked_at))) > HANG_S:
-                return f"has done nothing within a step for {idle:.0f} s"
-            awaited = [seconds(peer.awaits_since) for peer in stage if peer.awaits is Awaited.TENSOR]
-            if (late := min(busy, max(awaited, default=0.0))) > HANG_S:
-                return f"did not come to the other ranks of its stage for {late:.0f} s"
+        if sign.awaits is Awaited.NOBODY and (how := self._judge_work(rank, sign, stage, now)) is not None:
+            return how
         is_left_behind = any(sign.launched < peer.launched for peer in stage)
         is_behind = is_left_behind or (self._abreast < size and sign.finished < self.num_given)
-        launched, finished, since = self._behind.pop(rank, (-1, -1, now))
+        place = _place(sign)
+        before, since = self._behind.pop(rank, (place, now))
         if not is_behind or sign.awaits is Awaited.STAGE:
             return None
-        if (launched, finished) != (sign.launched, sign.finished):
+        if before != place:
             since = now
-        if now - since > (HANG_S if is_left_behind else STAGE_HANG_S):
+        if now - since > (HANG_S if is_left_behind else max(STAGE_HANG_S, sign.patience_s or 0.0)):
             return f"did not come out of a step for {now - since:.0f} s"
-        self._behind[rank] = (sign.launched, sign.finished, since)
+        self._behind[rank] = (place, since)
         return None
+
+    def _judge_work(self, rank: int, sign: Signs, stage: Sequence[Signs], now: float) -> str | None:
+        """Of a rank that computes, or should."""
+        busy = self._seconds(sign.awaits_since, now)
+        if (idle := min(busy, self._seconds(sign.worked_at, now))) > HANG_S:
+            return f"has done nothing within a step for {idle:.0f} s"
+        awaited = [self._seconds(peer.awaits_since, now) for peer in stage if peer.awaits is Awaited.TENSOR]
+        if (late := min(busy, max(awaited, default=0.0))) > HANG_S:
+            return f"did not come to the other ranks of its stage for {late:.0f} s"
+        return f"did not come out of a layer for {busy:.0f} s" if self._burns(rank, sign, busy) else None
+
+    def _seconds(self, since: float, now: float) -> float:
+        """That were watched."""
+        return now - max(since, self._watched_since)
+
+    def _burns(self, rank: int, sign: Signs, busy_s: float) -> bool:
+        """Whether it computes one layer for longer than any takes, and nobody takes the processor from it."""
+        place, burnt = self._busy.get(rank, (None, 0.0))
+        if place != _place(sign):
+            burnt = sign.burnt_s
+            self._busy[rank] = (_place(sign), burnt)
+        if sign.patience_s is None or busy_s <= max(HANG_S, sign.patience_s):
+            return False
+        return sign.burnt_s - burnt > _BUSY_SHARE * busy_s
+
+
+def _place(sign: Signs) -> _Place:
+    """How far a rank is."""
+    return sign.launched, sign.finished, sign.layers

@@ -27,6 +27,7 @@ from pagefleet_engine.executor.messages import (
     decode_command,
     encode,
 )
+from pagefleet_engine.executor.pace import Pace
 from pagefleet_engine.executor.ring import RingReader, RingWriter
 from pagefleet_engine.executor.trace import ThreadTrace
 from pagefleet_engine.executor.vital_signs import Awaited, OwnSigns
@@ -53,6 +54,8 @@ class RankWorker(Protocol):
     def expert_load(self) -> ExpertLoad | None: ...
 
     def launch(self, plan: StepPlan) -> PendingStep: ...
+
+    def tell_of_layers(self, on_layer: Callable[[], None]) -> bool: ...
 
     def give_up(self, plan: StepPlan) -> None: ...
 
@@ -100,6 +103,8 @@ class RankLoop:
         self._replies = replies
         self._signs = signs
         self._trace = trace
+        pace = Pace(signs)
+        self._pace = pace if worker.tell_of_layers(pace.layer) else None
         self._idle = signs.awaiting(Awaited.EXECUTOR)
         self._steps: deque[_Step] = deque()
         self._newest: _Step | None = None
@@ -135,6 +140,8 @@ class RankLoop:
 
     def _launch(self, plan: StepPlan) -> None:
         step = _Step(plan, None)
+        if self._pace is not None:
+            self._pace.begin(plan.num_tokens)
         try:
             step.pending = self._worker.launch(plan)
             step.is_sampled = not (plan.masked and self._samples)
@@ -144,6 +151,8 @@ class RankLoop:
             self._tell_failure(plan, error)
             if self._takes_unasked:
                 self._worker.give_up(plan)
+        if self._pace is not None:
+            self._pace.layer()
         self._steps.append(step)
         self._newest = step
         self._signs.launch()

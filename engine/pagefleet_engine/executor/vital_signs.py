@@ -28,8 +28,8 @@ RankProgress = tuple[LoadPhase, int, int]
 """Of a rank that loads; see `startup.Tell`."""
 
 _PHASES: tuple[LoadPhase, ...] = get_args(LoadPhase)
-_WORDS = 8
-_STAMP, _WORKED, _AWAITS, _LAUNCHED, _FINISHED, _PHASE, _DONE, _TOTAL = range(_WORDS)
+_WORDS = 11
+_STAMP, _WORKED, _AWAITS, _LAUNCHED, _FINISHED, _PHASE, _DONE, _TOTAL, _LAYERS, _PATIENCE, _BURNT = range(_WORDS)
 
 
 class Awaited(IntEnum):
@@ -56,11 +56,21 @@ class Signs(msgspec.Struct, frozen=True, array_like=True):
     launched: int = 0
     """Steps, in all."""
     finished: int = 0
+    layers: int = 0
+    """Of all steps, that it has come through, where it counts them."""
+    patience_s: float | None = None
+    """That one may take now; None: not known."""
+    burnt_s: float = 0.0
+    """Of processors' time, in all."""
 
     def moved(self, seconds: float) -> Self:
         """The same by another clock."""
-        at = (self.stamped_at + seconds, self.worked_at + seconds)
-        return type(self)(*at, self.awaits, self.awaits_since + seconds, self.launched, self.finished)
+        return msgspec.structs.replace(
+            self,
+            stamped_at=self.stamped_at + seconds,
+            worked_at=self.worked_at + seconds,
+            awaits_since=self.awaits_since + seconds,
+        )
 
 
 def make_signs(size: int) -> int:
@@ -92,6 +102,7 @@ class OwnSigns:
         if worked_ns - self._worked_ns > _LEAST_WORK_NS or _has_children():
             self._worked_ns = worked_ns
             self._words[_WORKED] = now
+        self._words[_BURNT] = max(0, worked_ns)
         self._words[_STAMP] = now
 
     def launch(self) -> None:
@@ -101,6 +112,17 @@ class OwnSigns:
     def finish(self) -> None:
         """Count a step that touches nothing of the rank's K/V any more."""
         self._words[_FINISHED] += 1
+
+    def be_patient(self, seconds: float | None) -> None:
+        """Say how long a layer of the step that begins may take; None: nobody knows."""
+        self._words[_PATIENCE] = 0 if seconds is None else 1 + int(seconds * 1e9)
+
+    def come_to_layer(self) -> float:
+        """Count a layer that was computed; returns the seconds since the one before, or since others were met."""
+        since, now = self._words[_AWAITS], time.monotonic_ns()
+        self._words[_AWAITS] = now & ~3
+        self._words[_LAYERS] += 1
+        return (now - since) / 1e9
 
     def loading(self, phase: LoadPhase, done: int, total: int) -> None:
         """Say how far loading is; see `startup.Tell`."""
@@ -160,9 +182,20 @@ class VitalSigns:
         words = self._words
         found = []
         for at in range(self._size):
-            awaits = words[at, _AWAITS]
-            times = (words[at, _STAMP] / 1e9, words[at, _WORKED] / 1e9, Awaited(awaits & 3), awaits / 1e9)
-            found.append(Signs(*times, words[at, _LAUNCHED], words[at, _FINISHED]))
+            awaits, patience = words[at, _AWAITS], words[at, _PATIENCE]
+            found.append(
+                Signs(
+                    words[at, _STAMP] / 1e9,
+                    words[at, _WORKED] / 1e9,
+                    Awaited(awaits & 3),
+                    awaits / 1e9,
+                    words[at, _LAUNCHED],
+                    words[at, _FINISHED],
+                    words[at, _LAYERS],
+                    patience / 1e9 if patience else None,
+                    words[at, _BURNT] / 1e9,
+                )
+            )
         return found
 
     def progress(self) -> list[RankProgress]:

@@ -46,6 +46,8 @@ class DecoderModel:
         self._start: _Start | None = None
         self._embed_tokens: Embedding | None = None
         self._end: DecoderEnd | None = None
+        self.on_layer: Callable[[], None] = _nothing
+        """Is called as each layer's operations have been called, which is when a CPU has computed them."""
         is_first, is_last = layers.start == 0, layers.stop == arch.num_layers
         if is_first or (is_last and arch.tie_word_embeddings):
             width = arch.embedding_size or arch.hidden_size
@@ -98,6 +100,7 @@ class DecoderModel:
         rotations = [rotary.at(positions_T) for rotary in self._rotaries]
         for layer, rope in self._layers:
             stream = layer(stream, rotations[rope], step)
+            self.on_layer()
         if self._end is None or self._end.norm is None:
             total_UD, pending_UD = stream
             return self._tokens.gather(total_UD if pending_UD is None else total_UD.add_(pending_UD), len(positions_T))
@@ -109,6 +112,10 @@ class DecoderModel:
         """See Model."""
         assert self._end is not None, "the last stage has the head"
         return self._end.head(hidden_SD)
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
 
 
 def where_kinds_meet(kinds: Sequence[Hashable]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.load import load_model, resolve_dtype
 from pagefleet_engine.loader.sharded import OwnShard
 from pagefleet_engine.models.arch import ModelArch
+from pagefleet_engine.models.decoder import DecoderModel
 from pagefleet_engine.models.model import Model
 from pagefleet_engine.models.quantization_config import settle_quantization
 from pagefleet_engine.ranks.communicators import Communicators
@@ -186,6 +188,14 @@ class Worker:
             window=parallel.eplb_window_size,
             interval=parallel.eplb_step_interval,
         )
+
+    def tell_of_layers(self, on_layer: Callable[[], None]) -> bool:
+        """Have this called as each layer of a step is computed; False: nobody can tell, as on a GPU, which computes
+        apart from this process."""
+        if self._device.type != "cpu" or not isinstance(self._model, DecoderModel):
+            return False
+        self._model.on_layer = on_layer
+        return True
 
     def give_up(self, plan: StepPlan) -> None:
         """Let other stages of the pipeline go on after a plan whose launch failed here."""

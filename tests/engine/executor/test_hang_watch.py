@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import dataclass, field
 
 import pytest
 from pagefleet_engine.executor.hang_watch import HANG_S, LOOK_S, STAGE_HANG_S, HangWatch
-from pagefleet_engine.executor.vital_signs import STAMP_S, Awaited, Signs
+from pagefleet_engine.executor.pace import MARGIN, Pace
+from pagefleet_engine.executor.vital_signs import STAMP_S, Awaited, OwnSigns, Signs, VitalSigns, make_signs
 
 IDLE, SILENT = "has done nothing within a step", "gave no sign of life"
 AWAITED, LONG = "did not come to the other ranks of its stage", "did not come out of a step"
+LAYER = "did not come out of a layer"
 
 
 def signs(now: float, *launched: int) -> list[Signs]:
@@ -76,6 +79,54 @@ def test_who_was_stopped_itself_blames_nobody() -> None:
     assert watch.is_due(502.0)
 
 
+def test_a_rank_that_burns_longer_than_a_layer_takes_hangs() -> None:
+    def found_at(patience: float | None, burns: float) -> object:
+        watch = HangWatch(1)
+        watch.num_given = 1
+        for now in range(100, 155):
+            sign = Signs(now, now, Awaited.NOBODY, 100.0, 0, 0, 0, patience, burns * (now - 100))
+            if (found := watch.look([sign], now)) is not None:
+                return now - 100, *found
+        return None
+
+    assert found_at(0.1, burns=1.0) == (9, 0, f"{LAYER} for 9 s")
+    assert found_at(30.0, burns=4.0) == (31, 0, f"{LAYER} for 31 s")
+    assert found_at(0.1, burns=0.2) is None, "others have the processor"
+    assert found_at(None, burns=1.0) is None, "nobody knows how long its layers take"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 5.0])
+def test_layers_are_told_by_another_clock_too(seconds: float) -> None:
+    told = Signs(7.0, 6.0, Awaited.TENSOR, 5.0, 4, 3, 2, 1.0, 9.0)
+    assert told.moved(seconds) == Signs(7.0 + seconds, 6.0 + seconds, Awaited.TENSOR, 5.0 + seconds, 4, 3, 2, 1.0, 9.0)
+
+
+def test_pace_is_that_of_steps_as_large() -> None:
+    memory = make_signs(1)
+    own, ours = OwnSigns(memory, 1, 0), VitalSigns(memory, 1)
+    os.close(memory)
+    pace = Pace(own)
+
+    def patience() -> float | None:
+        return ours.read()[0].patience_s
+
+    pace.begin(8)
+    assert patience() is None
+    pace.layer()
+    (after,) = ours.read()
+    assert after.layers == 1
+    short = pace.expected_s(4)
+    assert short is not None
+    assert short > 0
+    assert [pace.expected_s(bits) for bits in (1, 4, 5, 7)] == [short, short, 2 * short, 8 * short]
+    pace.begin(8)
+    assert patience() == pytest.approx(MARGIN * short)
+    pace.begin(64)
+    pace.layer()
+    assert pace.expected_s(4) == short
+    assert pace.expected_s(5) == pace.expected_s(7)
+
+
 @dataclass(slots=True)
 class Rank:
     """As a rank's process tells of itself: `work` seconds of the step are left, if it has one."""
@@ -88,6 +139,8 @@ class Rank:
     work: float = 0.0
     fault: str = ""
     has_worked: bool = False
+    burnt: float = 0.0
+    patience: float | None = None
 
     def turn(self, awaits: Awaited, now: float) -> None:
         if self.awaits is not awaits and not self.fault:
@@ -95,7 +148,7 @@ class Rank:
 
     def signs(self) -> Signs:
         times = (self.stamped_at, self.worked_at, self.awaits, self.awaits_since)
-        return Signs(*times, self.launched, self.launched)
+        return Signs(*times, self.launched, self.launched, self.launched, self.patience, self.burnt)
 
 
 @dataclass(slots=True)
@@ -106,7 +159,9 @@ class Pipeline:
     num_stages: int
     abreast: int
     longest_s: float
-    """Of a step, on one rank."""
+    """Of a step, on one rank, which is one layer."""
+    share: float = 1.0
+    """Of a processor that a rank gets."""
     now: float = 1000.0
     given: int = 0
     ranks: list[Rank] = field(default_factory=list)
@@ -124,7 +179,9 @@ class Pipeline:
         for index in range(self.num_stages):
             self._go_on(index, seconds)
         for rank in self.ranks:
-            rank.has_worked |= rank.awaits is Awaited.NOBODY and rank.fault != "sleeps"
+            if rank.awaits is Awaited.NOBODY and rank.fault not in ("sleeps", "stopped"):
+                rank.has_worked = True
+                rank.burnt += self.share * seconds
             if rank.fault != "stopped" and self.now - rank.stamped_at >= STAMP_S:
                 rank.stamped_at = self.now
                 if rank.has_worked:
@@ -162,26 +219,30 @@ SHAPES = [(1, 2), (1, 4), (2, 1), (3, 1), (2, 2), (3, 2)]
 
 @pytest.mark.parametrize(("num_stages", "abreast"), SHAPES)
 def test_ranks_that_compute_are_never_blamed(num_stages: int, abreast: int) -> None:
-    """However long, within what a step may take, and whatever waits for it."""
+    """However long, within what a step may take, and whatever waits for it; or longer than a layer took before, where
+    others have the processor."""
     for seed in range(10):
         rng = random.Random(seed)
         longest = STAGE_HANG_S - 5 if abreast == 1 else 10 * HANG_S * 0.5
-        pipeline, watch = Pipeline(rng, num_stages, abreast, longest), HangWatch(abreast)
+        pipeline, watch = Pipeline(rng, num_stages, abreast, longest, share=rng.choice([0.1, 1.0])), HangWatch(abreast)
+        for rank in pipeline.ranks:
+            rank.patience = rng.choice([None, longest]) if pipeline.share == 1.0 else 1.0
         for _ in range(1500):
             pipeline.tick(LOOK_S)
             assert pipeline.look(watch) is None
 
 
-FAULTS = {"stopped": {SILENT}, "sleeps": {IDLE, AWAITED}, "spins": {AWAITED}}
-CASES = [(*shape, fault) for shape in SHAPES for fault in FAULTS if fault != "spins" or shape[1] > 1]
+FAULTS = {"stopped": {SILENT}, "sleeps": {IDLE, AWAITED}, "spins": {AWAITED, LAYER}}
+CASES = [(*shape, fault) for shape in SHAPES for fault in FAULTS]
 
 
 @pytest.mark.parametrize(("num_stages", "abreast", "fault"), CASES)
 def test_the_rank_that_hangs_in_a_step_is_blamed_within_ten_seconds(num_stages: int, abreast: int, fault: str) -> None:
-    """But for a stage of one rank that spins: nobody knows how long it computes."""
     for seed in range(20):
         rng = random.Random(seed)
-        pipeline, watch = Pipeline(rng, num_stages, abreast, longest_s=5.0), HangWatch(abreast)
+        pipeline, watch = Pipeline(rng, num_stages, abreast, longest_s=5.0 if abreast > 1 else 1.0), HangWatch(abreast)
+        for rank in pipeline.ranks:
+            rank.patience = 4.0 if abreast == 1 else None
         for _ in range(100):
             pipeline.tick(LOOK_S)
             assert pipeline.look(watch) is None
@@ -194,7 +255,7 @@ def test_the_rank_that_hangs_in_a_step_is_blamed_within_ten_seconds(num_stages: 
         while found is None:
             pipeline.tick(LOOK_S)
             found = pipeline.look(watch)
-            limit = 10.0 if fault != "spins" else 10.0 + 5.0  # the others may have as long to compute
+            limit = 10.0 if fault != "spins" or abreast == 1 else 10.0 + 5.0  # the others may have as long to compute
             assert pipeline.now - fell_at < limit
         assert found[0] == number, found
         assert found[1].rpartition(" for ")[0] in FAULTS[fault]
