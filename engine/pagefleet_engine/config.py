@@ -246,11 +246,6 @@ class EngineConfig:
             raise ConfigError(
                 f"kv_connector p2p passes K/V to one cache, and data_parallel_size {count} makes several: {_OWN_PORTS}"
             )
-        if self.kv_transfer.connectors and self.parallel.is_networked:
-            raise ConfigError(
-                "kv_connector needs all ranks on one machine, started by the engine: leave kv_connector out, or nnodes "
-                "and distributed_executor_backend"
-            )
         if self.parallel.world_size == 1:
             return
         ranks = f"{self.parallel.describe()}, and"

@@ -50,7 +50,7 @@ OWN_FLAGS = {
     "--headless": _FLEETS,
 }
 """Flags of `pagefleet serve` that come from elsewhere, and from where: fields to set instead."""
-ONE_NODE = "an engine passes its K/V to nobody: leave out disaggregation and engine.kvOffload, or give it one node"
+ONE_NODE = "an engine passes its K/V to nobody: leave out disaggregation, or give it one node"
 ONE_COPY = "an engine is one copy of the model: leave out parallelism.data, and give spec.replicas"
 BY_TCP = "K/V of several ranks goes by tcp: leave out disaggregation.dataPlane"
 ONE_CACHE = "K/V goes from one cache to one: leave out disaggregation, or parallelism.expert"
@@ -101,7 +101,7 @@ def _one_copy_over_nodes(spec: InferenceServiceSpec) -> bool:
 
 
 def _kv_is_of_one_node(spec: InferenceServiceSpec) -> bool:
-    return (spec.nodes or 1) == 1 or (spec.disaggregation is None and spec.engine.kv_offload is None)
+    return (spec.nodes or 1) == 1 or spec.disaggregation is None
 
 
 def _fits_a_pool(spec: InferenceServiceSpec) -> bool:
@@ -193,7 +193,7 @@ RANK_RULES = (
     ),
     Rule(
         _SPEC,
-        f"{_CEL_NODES} == 1 || !has(self.disaggregation) && !has(self.engine.kvOffload)",
+        f"{_CEL_NODES} == 1 || !has(self.disaggregation)",
         f"with several nodes {ONE_NODE}",
         _kv_is_of_one_node,
         "nodes",

@@ -36,7 +36,7 @@ BLOCK_SIZE = 16
 METRIC = "pagefleet_engine_kv_transfer_"
 _SERVES = re.compile(r"serving \S+ on (http://\S+)")
 # Prompts of the longest questions take three steps: transfers have a middle.
-_ENGINE_FLAGS = (
+ENGINE_FLAGS = (
     *("--port", "0", "--served-model-name", MODEL_NAME, "--num-threads", "1", "--num-kv-blocks", "512"),
     *("--max-num-batched-tokens", "48", "--max-num-seqs", "16", "--kv-connector", "p2p"),
 )
@@ -64,7 +64,7 @@ class ServedEngine:
         within: Sequence[str] = (),
     ) -> None:
         self._log = log
-        command = [*within, sys.executable, "-m", "pagefleet_engine.cli", model, *_ENGINE_FLAGS]
+        command = [*within, sys.executable, "-m", "pagefleet_engine.cli", model, *ENGINE_FLAGS]
         command += ["--kv-role", role, "--fleet-key-file", str(key_file), *flags]
         with log.open("w") as output:
             self.process = subprocess.Popen(command, stderr=output, env={**os.environ, "OMP_NUM_THREADS": "1"})

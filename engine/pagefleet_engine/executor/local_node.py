@@ -20,7 +20,7 @@ from pagefleet_engine.executor.asked_pool import AskedPool
 from pagefleet_engine.executor.local_rank import LocalRank
 from pagefleet_engine.executor.messages import Loaded, RankStart, Reply, decode_reply
 from pagefleet_engine.executor.rank_memory import RankMemory
-from pagefleet_engine.executor.rank_pages import KVShard, MappedPool, RankPool
+from pagefleet_engine.executor.rank_pages import KVShard, MappedPool, RankPool, wait_for_steps
 from pagefleet_engine.executor.ring import Buffer, RingWriter
 from pagefleet_engine.executor.vital_signs import RankProgress, Signs, VitalSigns
 from pagefleet_engine.ranks.network import interface_of
@@ -163,21 +163,19 @@ class LocalNode:
     def pools(
         self, shards: Sequence[KVShard], loaded: Mapping[int, Loaded], is_over: Callable[[], bool]
     ) -> list[tuple[KVShard, RankPool]]:
-        """Return the ranks' KV pools, each with what its rank holds.
-
-        Args:
-            shards: what each holds.
-            loaded: what each told of its pool, which it has made.
-            is_over: whether the ranks are gone.
-        """
+        """See RankNode."""
         found: list[tuple[KVShard, RankPool]] = []
-        for place, (rank, shard) in enumerate(zip(self.ranks, shards, strict=True)):
-            told, memory = loaded[rank], self._memory.pool(place)
+        for place, rank in enumerate(self.ranks):
+            told, shard, memory = loaded[rank], shards[rank], self._memory.pool(place)
             if (rings := self._memory.copies(place)) is None:
                 found.append((shard, MappedPool(told.num_blocks, told.bytes_per_block, shard, memory)))
             else:
                 found.append((shard, AskedPool(told.bytes_per_block, shard, memory, rings, is_over)))
         return found
+
+    def wait_for_steps(self, num_steps: int, is_over: Callable[[], bool]) -> None:
+        """See RankNode."""
+        wait_for_steps(self.num_finished, is_over, num_steps)
 
     def leave(self, why: str) -> None:
         """See RankNode."""

@@ -23,11 +23,6 @@ class Machines(Protocol):
         """In the order of their ranks."""
         ...
 
-    @property
-    def here(self) -> LocalNode | None:
-        """The one that is this machine; None: it has none, or has not begun."""
-        ...
-
     def start(self, folder: Path, command: Sequence[str]) -> None:
         """Have all ranks started, as far as it takes no time; they load the model of a folder.
 
@@ -55,14 +50,13 @@ class ThisMachine:
 
     def __init__(self, config: EngineConfig, device: torch.device, shares: Sequence[CopyShares] = ()) -> None:
         ranks = range(config.parallel.world_size)
-        self.here = LocalNode(ranks, config, device, RendezvousTable(), shares=shares)
-        """See Machines."""
-        self.nodes: Sequence[RankNode] = [self.here]
+        self._here = LocalNode(ranks, config, device, RendezvousTable(), shares=shares)
+        self.nodes: Sequence[RankNode] = [self._here]
         """See Machines."""
 
     def start(self, folder: Path, command: Sequence[str]) -> None:
         """See Machines."""
-        self.here.start(str(folder), command)
+        self._here.start(str(folder), command)
 
     def close(self) -> None:
         """See Machines."""

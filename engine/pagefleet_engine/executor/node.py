@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from pagefleet_engine.executor.messages import Reply
+from pagefleet_engine.executor.messages import Loaded, Reply
+from pagefleet_engine.executor.rank_pages import KVShard, RankPool
 from pagefleet_engine.executor.ring import Buffer
 from pagefleet_engine.executor.vital_signs import RankProgress, Signs
 
@@ -46,6 +47,26 @@ class RankNode(Protocol):
 
     def progress(self) -> Sequence[RankProgress]:
         """Return how far each has loaded."""
+        ...
+
+    def pools(
+        self, shards: Sequence[KVShard], loaded: Mapping[int, Loaded], is_over: Callable[[], bool]
+    ) -> list[tuple[KVShard, RankPool]]:
+        """Return the ranks' KV pools, each with what its rank holds; where the configuration has a connector.
+
+        Args:
+            shards: what each rank of the engine holds.
+            loaded: what each told of its pool, which it has made.
+            is_over: whether the ranks are gone.
+        """
+        ...
+
+    def wait_for_steps(self, num_steps: int, is_over: Callable[[], bool]) -> None:
+        """Wait until all of them are done with so many steps; where there are pools, from any thread.
+
+        Raises:
+            OSError: they are gone.
+        """
         ...
 
     def leave(self, why: str) -> None:

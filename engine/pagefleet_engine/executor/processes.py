@@ -28,7 +28,6 @@ from pagefleet_engine.core.step import ExpertLoad, StepMasks, StepPlan, StepResu
 from pagefleet_engine.errors import ConfigError, EngineDead, ModelLoadError, StepOutOfMemory
 from pagefleet_engine.executor.executor import CacheFacts, PendingStep
 from pagefleet_engine.executor.hang_watch import LOOK_S, HangWatch
-from pagefleet_engine.executor.local_node import LocalNode
 from pagefleet_engine.executor.local_rank import RANK_COMMAND
 from pagefleet_engine.executor.machines import Machines, ThisMachine
 from pagefleet_engine.executor.messages import (
@@ -139,10 +138,11 @@ class ProcessExecutor:
         self.max_in_flight = first.max_in_flight
         """See Executor."""
         groups = group_layers(arch.for_length(first.context_length).kept_windows, chunked=arch.chunked)
-        self._fence = StepFence(self._num_finished, self._is_over, first.max_in_flight)
+        self._fence = StepFence(self._wait_for_steps, first.max_in_flight)
         self._pages: RankPages | None = None
         if config.kv_transfer.connectors:
-            pools = self._here.pools(kv_shards(arch, config.parallel, groups), self._loaded, self._is_over)
+            shards = kv_shards(arch, config.parallel, groups)
+            pools = [pool for node in self._nodes for pool in node.pools(shards, self._loaded, self._is_over)]
             self._pages = RankPages(pools, self._fence)
         self.cache = CacheFacts(first.num_blocks, first.block_size, first.bytes_per_block, groups)
         """See Executor."""
@@ -235,14 +235,9 @@ class ProcessExecutor:
 
     # --- the ranks' life
 
-    @property
-    def _here(self) -> LocalNode:
-        """All ranks, where there are connectors."""
-        assert self._machines.here is not None, "the configuration refuses connectors over machines"
-        return self._machines.here
-
-    def _num_finished(self) -> int:
-        return self._here.num_finished()
+    def _wait_for_steps(self, num_steps: int) -> None:
+        for node in self._nodes:
+            node.wait_for_steps(num_steps, self._is_over)
 
     @property
     def _nodes(self) -> Sequence[RankNode]:

@@ -7,6 +7,7 @@ layers' keys and values. Nothing outside an engine knows how many ranks it has: 
 other the same bytes.
 
 Steps run in the ranks' processes, which are never quite as far as the core thinks. `StepFence` keeps copies right.
+Ranks of another machine are asked over the network, by `nodes.far_pools`.
 """
 
 from __future__ import annotations
@@ -48,16 +49,14 @@ class StepFence:
     The core's thread counts; any thread waits.
 
     Args:
-        num_finished: tells how many steps all ranks are done with.
-        is_over: whether the ranks are gone.
+        wait: waits until all ranks are done with so many steps; raises OSError where they are gone.
         max_in_flight: steps that are launched before the first of them is taken.
     """
 
-    def __init__(self, num_finished: Callable[[], int], is_over: Callable[[], bool], max_in_flight: int) -> None:
+    def __init__(self, wait: Callable[[int], None], max_in_flight: int) -> None:
         self.num_launched = 0
         self.num_taken = 0
-        self._is_over = is_over
-        self._num_finished = num_finished
+        self._wait = wait
         self._max_in_flight = max_in_flight
 
     def before_read(self) -> None:
@@ -76,11 +75,17 @@ class StepFence:
         """
         self._wait(min(self.num_launched, self.num_taken + self._max_in_flight - 1))
 
-    def _wait(self, num_steps: int) -> None:
-        while self._num_finished() < num_steps:
-            if self._is_over():
-                raise OSError("the engine's ranks are gone")
-            time.sleep(LOOK_S)
+
+def wait_for_steps(num_finished: Callable[[], int], is_over: Callable[[], bool], num_steps: int) -> None:
+    """Wait until `num_finished` tells of so many steps.
+
+    Raises:
+        OSError: the ranks are gone, as `is_over` says.
+    """
+    while num_finished() < num_steps:
+        if is_over():
+            raise OSError("the engine's ranks are gone")
+        time.sleep(LOOK_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from pagefleet_kv.config import KVTransferConfig
 from pagefleet_protocol.version import VERSION
 
 from pagefleet_engine.config import EngineConfig
@@ -57,6 +58,8 @@ def _shared(config: EngineConfig) -> EngineConfig:
         config,
         model=model,
         parallel=replace(config.parallel, node_rank=0),
+        # What connects is the leader's; where it listens, and whom it asks, is nothing to the others.
+        kv_transfer=KVTransferConfig(kv_connector=config.kv_transfer.kv_connector),
         execution=replace(config.execution, cache_dir=None),
     )
 

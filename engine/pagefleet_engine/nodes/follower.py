@@ -30,6 +30,7 @@ from pagefleet_engine.executor.messages import Loaded, StartFailed
 from pagefleet_engine.executor.messages import encode as encode_reply
 from pagefleet_engine.executor.vital_signs import RankProgress
 from pagefleet_engine.nodes.agreement import model_digest
+from pagefleet_engine.nodes.far_pools import RAW, PoolServer
 from pagefleet_engine.nodes.link import LINK_LIMITS
 from pagefleet_engine.nodes.messages import (
     Answer,
@@ -115,7 +116,8 @@ class Follower:
         """Requests of ranks to the `Rendezvous` that are not answered yet."""
         self._num_asked = 0
         self._num_strange = 0
-        self._num_loaded = 0
+        self._loaded: dict[int, Loaded] = {}
+        self._pools: PoolServer | None = None
         self._is_welcome = False
         self.is_joined = False
         """Whether the leader has let this machine in."""
@@ -161,6 +163,8 @@ class Follower:
         except _Stopped:
             return
         finally:
+            if self._pools is not None:
+                self._pools.close()
             if self._local is not None:
                 self._local.kill("")
                 self._local.end(END_S)
@@ -269,14 +273,29 @@ class Follower:
 
     def _relay(self, local: LocalNode) -> None:
         for rank, reply in local.receive():
-            self._say(Told(rank), *encode_reply(reply))
             if isinstance(reply, Loaded):
-                self._num_loaded += 1
-                if self._num_loaded == len(local.ranks):
-                    self.is_ready = True
-            elif isinstance(reply, StartFailed):
+                self._loaded[rank] = reply
+                self.is_ready = len(self._loaded) == len(local.ranks)
+                if self.is_ready and self._connects:
+                    self._serve_pools(local)
+            port = 0 if self._pools is None else self._pools.port
+            self._say(Told(rank, port), *encode_reply(reply))
+            if isinstance(reply, StartFailed):
                 raise reply.error(f"rank {rank} on {local.host}")
         self._check_ranks()
+
+    @property
+    def _connects(self) -> bool:
+        """Whether the leader has connectors, which reach all ranks' K/V."""
+        return bool(self._config.kv_transfer.connectors)
+
+    def _serve_pools(self, local: LocalNode) -> None:
+        pools = local.pools([RAW] * local.ranks.stop, self._loaded, lambda: False)
+        by_rank = {rank: pool for rank, (_, pool) in zip(local.ranks, pools, strict=True)}
+        try:
+            self._pools = PoolServer(by_rank, local.num_finished, self._address, self._leader.key)
+        except ConfigError as error:
+            self._fail(error)
 
     def _check_ranks(self) -> None:
         """Raises EngineDead where a rank has ended, and tells the leader."""

@@ -46,8 +46,6 @@ class SeveralMachines:
         self._num_threads = default_threads(config, len(parallel.ranks_of(0)))
         terms = Terms(config, present, self._num_threads, commit_of(folder))
         self._link = NodeLink(terms, parallel.master_addr, parallel.master_port, read_key(fleet_key_file), remote)
-        self.here: LocalNode | None = None
-        """See Machines."""
         self.nodes: list[RankNode] = [*self._link.nodes.values()]
         """See Machines."""
 
@@ -56,9 +54,9 @@ class SeveralMachines:
         link, parallel = self._link, self._config.parallel
         begin_with_all(link, parallel.rank_wait_timeout)
         address = address_towards(next(iter(link.nodes.values())).address, link.port)
-        self.here = LocalNode(parallel.ranks_of(0), self._config, self._device, link.rendezvous, address)
-        self.nodes.insert(0, self.here)
-        self.here.start(str(folder), command, self._num_threads)
+        here = LocalNode(parallel.ranks_of(0), self._config, self._device, link.rendezvous, address)
+        self.nodes.insert(0, here)
+        here.start(str(folder), command, self._num_threads)
 
     def close(self) -> None:
         """See Machines."""

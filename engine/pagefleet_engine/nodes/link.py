@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -21,10 +21,12 @@ from zmq.utils.monitor import parse_monitor_message
 
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.errors import AddressTaken, ConfigError
-from pagefleet_engine.executor.messages import Reply, StartFailed, decode_reply
+from pagefleet_engine.executor.messages import Loaded, Reply, StartFailed, decode_reply
+from pagefleet_engine.executor.rank_pages import KVShard, RankPool
 from pagefleet_engine.executor.ring import Buffer
 from pagefleet_engine.executor.vital_signs import RankProgress, Signs
 from pagefleet_engine.nodes.agreement import refusal_of, unlike_model
+from pagefleet_engine.nodes.far_pools import FarPools
 from pagefleet_engine.nodes.messages import (
     Answer,
     Ask,
@@ -68,8 +70,14 @@ _log = logging.getLogger(__name__)
 class RemoteNode:
     """Implements `RankNode` over the link. The link's thread fills it in, under its lock."""
 
-    def __init__(self, node: int, ranks: range, post: Callable[[int, ToFollower, Sequence[Buffer]], None]) -> None:
+    def __init__(
+        self, node: int, ranks: range, post: Callable[[int, ToFollower, Sequence[Buffer]], None], key: FleetKey
+    ) -> None:
         self.node = node
+        self._key = key
+        self._pools_port = 0
+        """Where its ranks' K/V can be asked for, once they have loaded."""
+        self._pools: FarPools | None = None
         self.ranks = ranks
         self.peer: bytes | None = None
         """The connection; None: nobody has come, or who came has gone."""
@@ -127,6 +135,18 @@ class RemoteNode:
         with self._lock:
             return self._progress
 
+    def pools(
+        self, shards: Sequence[KVShard], loaded: Mapping[int, Loaded], is_over: Callable[[], bool]
+    ) -> list[tuple[KVShard, RankPool]]:
+        """See RankNode."""
+        self._pools = far = FarPools(self.address, self._pools_port, self._key, is_over)
+        return [(shards[one], far.of_rank(one, loaded[one].bytes_per_block, shards[one])) for one in self.ranks]
+
+    def wait_for_steps(self, num_steps: int, is_over: Callable[[], bool]) -> None:
+        """See RankNode."""
+        assert self._pools is not None, "nobody has asked for the pools"
+        self._pools.wait(num_steps)
+
     def leave(self, why: str) -> None:
         """See RankNode."""
         self._post(self.node, End(why), ())
@@ -152,8 +172,9 @@ class RemoteNode:
         """Take a follower in."""
         self.peer, self._hello, self.has_come = peer, hello, True
 
-    def told(self, rank: int, reply: Reply) -> None:
-        """Pass on what a rank told."""
+    def told(self, rank: int, reply: Reply, pools_port: int = 0) -> None:
+        """Pass on what a rank told, and where its machine's K/V can be asked for."""
+        self._pools_port = pools_port
         self._replies.append((rank, reply))
         self._bell.ring()
 
@@ -182,7 +203,9 @@ class RemoteNode:
             self.has_come = self.is_present = False
 
     def close(self) -> None:
-        """Free the bell, which nobody may ring any more."""
+        """Free the bell, which nobody may ring any more, and the connection to its pools."""
+        if self._pools is not None:
+            self._pools.close()
         self._bell.close()
 
 
@@ -229,7 +252,7 @@ class NodeLink:
         self._suspect_until = 0.0
         self._warn_at = 0.0
         self.rendezvous = RendezvousTable()
-        self.nodes = {node: RemoteNode(node, ranks, self._put) for node, ranks in nodes}
+        self.nodes = {node: RemoteNode(node, ranks, self._put, key) for node, ranks in nodes}
         try:
             self._gate = CurveGate(self._context, key, "node")
             self._router = LINK_LIMITS.open(self._context, zmq.ROUTER)
@@ -346,9 +369,9 @@ class NodeLink:
         if node is None:
             return
         match message:
-            case Told(rank):
+            case Told(rank, pools_port):
                 if rank in node.ranks:
-                    node.told(rank, decode_reply(frames[1:]))
+                    node.told(rank, decode_reply(frames[1:]), pools_port)
             case Beat():
                 node.beat(message)
             case Ask(number):

@@ -39,6 +39,8 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """A rank's `Reply` follows."""
 
     rank: int
+    pools_port: int = 0
+    """Where the K/V of the machine's ranks can be asked for; 0: not before all have loaded, nor without connectors."""
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag=3):

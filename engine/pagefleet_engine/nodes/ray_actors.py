@@ -20,7 +20,6 @@ from pagefleet_protocol.settings.log import set_up_logging
 
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.errors import ConfigError, EngineError
-from pagefleet_engine.executor.local_node import LocalNode
 from pagefleet_engine.executor.node import RankNode
 from pagefleet_engine.nodes.agreement import model_digest
 from pagefleet_engine.nodes.follower import Follower, LeaderAddress
@@ -80,9 +79,6 @@ class RayMachines:
     Raises:
         ConfigError: Ray is not installed, or its cluster cannot be reached.
     """
-
-    here: LocalNode | None = None
-    """See Machines."""
 
     def __init__(self, config: EngineConfig, device: torch.device, folder: Path) -> None:
         self._ray = _ray()

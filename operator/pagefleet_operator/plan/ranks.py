@@ -70,16 +70,13 @@ def find_ranks(service: InferenceService, profile: InferenceProfile | None, note
     if isinstance(found, str):
         return found
     found = replace(found, expert=bool(asked.parallelism.expert))
-    offloaded = bool(service.spec.engine.kv_offload or (profile and profile.spec.engine.kv_offload))
-    return (
-        _wrong(found) or _kv_stays(found, service, offloaded) or _many_ports(found, service) or _apart(found) or found
-    )
+    return _wrong(found) or _kv_stays(found, service) or _many_ports(found, service) or _apart(found) or found
 
 
-def _kv_stays(ranks: Ranks, service: InferenceService, offloaded: bool) -> str:
-    """Return why an engine of these ranks cannot pass its K/V to others, or offload it; empty: it can."""
+def _kv_stays(ranks: Ranks, service: InferenceService) -> str:
+    """Return why an engine of these ranks cannot pass its K/V to others; empty: it can."""
     both = service.spec.disaggregation
-    if ranks.nodes > 1 and (both or offloaded):
+    if ranks.nodes > 1 and both:
         return f"with {ranks.nodes} nodes {ONE_NODE}"
     if both and ranks.each > 1 and both.data_plane not in ("auto", "tcp"):
         return f"with {ranks.each} ranks {BY_TCP}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from pagefleet_protocol.inference_profile import Toleration
 from pagefleet_protocol.inference_service import EnvVar, InferenceService
@@ -112,6 +113,8 @@ def _plain_template(
     sources: int,
 ) -> Object:
     workload = engine_workload(service, resolved, model_location(resolved), role)
+    if follows:  # what all nodes' ranks offload is kept by the leader
+        resolved = replace(resolved, kv_offload=None)
     own = labels(service.name, "follower" if follows else "engine", role)
     gear = (
         _shared_memory(resolved),

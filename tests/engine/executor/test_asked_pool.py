@@ -18,7 +18,7 @@ from pagefleet_kv.port import KVPages, PagesCopy
 
 LAYERS, HEADS, HEAD_BYTES, NUM_BLOCKS = 3, 2, 8, 7
 PART_BYTES = LAYERS * 2 * HEAD_BYTES
-IDLE = StepFence(lambda: 0, lambda: False, 1)
+IDLE = StepFence(lambda _: None, 1)
 
 
 class Rank:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from itertools import chain, repeat
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.errors import ConfigError
-from pagefleet_engine.executor.rank_pages import KVShard, MappedPool, RankPages, StepFence, kv_shards
+from pagefleet_engine.executor.rank_pages import KVShard, MappedPool, RankPages, StepFence, kv_shards, wait_for_steps
 from pagefleet_engine.models.arch import LatentArch
 from pagefleet_engine.ranks.parallelism import Parallelism
 
@@ -21,7 +22,7 @@ from tests.fakes.architectures import llama_arch
 
 NUM_BLOCKS = 6
 HEAD_BYTES = 4
-IDLE = StepFence(lambda: 0, lambda: False, 1)
+IDLE = StepFence(lambda _: None, 1)
 
 
 Part = tuple[KVShard, MappedPool]
@@ -118,7 +119,7 @@ def test_heads_that_do_not_divide_are_refused() -> None:
 
 def test_a_read_waits_until_all_ranks_are_done_with_the_steps_that_were_taken() -> None:
     finished = chain([3, 3, 4], repeat(9))
-    fence = StepFence(lambda: next(finished), lambda: False, 2)
+    fence = StepFence(partial(wait_for_steps, lambda: next(finished), lambda: False), 2)
     fence.num_launched, fence.num_taken = 5, 4
     fence.before_read()
     assert next(finished) == 9
@@ -132,7 +133,7 @@ def test_a_write_waits_for_steps_that_may_still_touch_its_blocks(
     max_in_flight: int, launched: int, taken: int, awaited: int
 ) -> None:
     finished = chain(range(4, awaited + 1), repeat(99))
-    fence = StepFence(lambda: next(finished), lambda: False, max_in_flight)
+    fence = StepFence(partial(wait_for_steps, lambda: next(finished), lambda: False), max_in_flight)
     fence.num_launched, fence.num_taken = launched, taken
     fence.before_write()
     assert next(finished) == 99
@@ -140,7 +141,7 @@ def test_a_write_waits_for_steps_that_may_still_touch_its_blocks(
 
 def test_nobody_waits_for_ranks_that_are_gone() -> None:
     gone = chain([False, False], repeat(True))
-    fence = StepFence(lambda: 0, lambda: next(gone), 1)
+    fence = StepFence(partial(wait_for_steps, lambda: 0, lambda: next(gone)), 1)
     fence.num_launched = fence.num_taken = 1
     with pytest.raises(OSError, match="the engine's ranks are gone"):
         fence.before_write()

@@ -10,6 +10,7 @@ from pagefleet_engine.config import CacheConfig, EngineConfig, ExecutionConfig, 
 from pagefleet_engine.nodes.agreement import differences, model_digest, refusal_of, unlike_model
 from pagefleet_engine.nodes.messages import Hello, Present
 from pagefleet_engine.ranks.parallelism import Parallelism
+from pagefleet_kv.config import KVTransferConfig
 from pagefleet_protocol.version import VERSION
 
 PARALLEL = Parallelism(tensor_parallel_size=2, nnodes=2, master_addr="10.0.0.1")
@@ -33,8 +34,9 @@ def test_nodes_may_differ_in_what_is_their_own() -> None:
         ),
         parallel=replace(PARALLEL, node_rank=1),
         execution=ExecutionConfig(cache_dir="/c"),
+        kv_transfer=KVTransferConfig(kv_connector="p2p", kv_host="10.0.0.2", kv_port=8102, kv_peers="10.0.0.3:8102"),
     )
-    assert refusal_of(hello(theirs), OWN) is None
+    assert refusal_of(hello(theirs), replace(OWN, kv_transfer=KVTransferConfig(kv_connector="p2p"))) is None
 
 
 @pytest.mark.parametrize(
@@ -44,6 +46,10 @@ def test_nodes_may_differ_in_what_is_their_own() -> None:
         (
             {"config": replace(OWN, cache=CacheConfig(block_size=32))},
             "block_size is 32 there, and 16 at the leader: give all nodes the same settings",
+        ),
+        (
+            {"config": replace(OWN, kv_transfer=KVTransferConfig(kv_connector="offload"))},
+            "kv_connector is 'offload' there, and None at the leader: give all nodes the same settings",
         ),
         (
             {"config": replace(OWN, parallel=replace(PARALLEL, pipeline_parallel_size=1, master_port=1))},

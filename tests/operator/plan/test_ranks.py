@@ -124,7 +124,6 @@ def test_what_is_not_written_follows_from_what_is(profiled: Any, spec: Any, expe
             "takes 128 nodes, and an engine has 64 at most",
         ),
         ({"gpusPerNode": 8, "parallelism": {"tensor": 16}}, {"disaggregation": {}}, "with 2 nodes an engine passes"),
-        (None, {"nodes": 2, "engine": {"kvOffload": {"memory": "8Gi"}}}, "with 2 nodes an engine passes its K/V to"),
         (None, {"disaggregation": {"dataPlane": "nccl"}, "parallelism": {"tensor": 2}}, "with 2 ranks K/V of several"),
         (
             {"parallelism": {"data": 9}},

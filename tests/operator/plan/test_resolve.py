@@ -109,9 +109,9 @@ def test_ranks_ask_for_a_gpu_each_where_there_are_gpus(resources: Any) -> None:
     [
         ({"resources": {"gpus": 8}}, {"disaggregation": {"dataPlane": "nccl"}}, "with 8 ranks K/V of several ranks"),
         (
-            {"engine": {"kvOffload": {"memory": "8Gi"}}, "gpusPerNode": 1},
-            {"parallelism": {"tensor": 2}},
-            "with 2 nodes an engine passes its K/V to nobody: leave out disaggregation and engine.kvOffload",
+            {"gpusPerNode": 1},
+            {"parallelism": {"tensor": 2}, "disaggregation": {}},
+            "with 2 nodes an engine passes its K/V to nobody: leave out disaggregation, or give it one node",
         ),
     ],
 )

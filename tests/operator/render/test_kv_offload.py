@@ -139,3 +139,18 @@ def test_a_pod_template_has_the_last_word_about_the_volume() -> None:
     local = {"name": "kv", "hostPath": {"path": "/mnt/nvme"}, "emptyDir": None}
     case = offload(DISK, podTemplate={"spec": {"volumes": [local]}})
     assert {"name": "kv", "hostPath": {"path": "/mnt/nvme"}} in pod(case)["spec"]["volumes"]
+
+
+def test_of_several_nodes_the_first_has_memory_and_disk() -> None:
+    case = offload(DISK, resources={"memory": "16Gi"}, nodes=2)
+    (found,) = [one for key, one in by_key(case.wanted()).items() if key[0] == "LeaderWorkerSet"]
+    template = found["spec"]["leaderWorkerTemplate"]
+    leader, follower = (template[one]["spec"] for one in ("leaderTemplate", "workerTemplate"))
+    assert leader["containers"][0]["resources"]["limits"]["memory"] == "48Gi"
+    assert follower["containers"][0]["resources"]["limits"]["memory"] == "16Gi"
+    assert [one["name"] for one in leader["volumes"] if one["name"] == "kv"] == ["kv"]
+    assert not [one for one in follower["volumes"] if one["name"] == "kv"]
+    for pod_spec in (leader, follower):
+        args = pod_spec["containers"][0]["args"]
+        assert args[args.index("--kv-connector") + 1] == "offload"
+        assert ("--kv-offload-dir" in args) == (pod_spec is leader)
