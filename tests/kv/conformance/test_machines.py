@@ -89,10 +89,10 @@ def test_two_machines_pass_their_kv_to_a_third_engine_and_take_its(
 
 
 def test_host_memory_of_the_leader_keeps_what_both_machines_had(machine: NetworkNamespace, tmp_path: Path) -> None:
-    flags = ("--kv-connector", "offload", "--kv-offload-memory", "64M", "--num-kv-blocks", "40")
+    flags = ("--kv-connector", "offload", "--kv-offload-memory", "64M", "--num-kv-blocks", "18")
     exchanges = sorted(load_knowledge().exchanges(), key=lambda one: -len(str(one.messages)))[:6]
     with ExitStack() as made:
-        engine = over_machines(made, machine, tmp_path, ("-tp=2",), (*flags, "--max-model-len", "512"))
+        engine = over_machines(made, machine, tmp_path, ("-tp=2",), (*flags, "--max-model-len", "256"))
         engine.started()
         for _ in range(2):
             for one in exchanges:
