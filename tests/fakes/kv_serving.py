@@ -73,9 +73,9 @@ class ServedEngine:
         self.facts: EngineFacts
         self._http = httpx.Client(timeout=30)
 
-    def started(self) -> None:
+    def started(self, within_s: float = PATIENCE_S) -> None:
         """Wait until it serves."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + within_s
         while not self._is_ready():
             assert self.is_alive, self.log
             assert time.monotonic() < deadline, self.log

@@ -416,6 +416,7 @@ def test_a_stage_whose_ranks_wait_for_one_of_them_is_not_blamed(start: Start, mo
 def test_a_long_step_is_not_taken_for_one_that_hangs(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage that computes may take longer than one that does nothing, while nobody knows what a layer takes."""
     monkeypatch.setattr(hang_watch, "HANG_S", 2.0)
+    monkeypatch.setattr(hang_watch, "STAGE_HANG_S", 600.0)
     executor = start(size=1, stages=2)
     assert executor.launch(plan(0, "long-1", "pass")).result().sampled == [[6], [6]]
 

