@@ -37,9 +37,24 @@ OPTIONS = (
     "-fno-math-errno",
     "-fvisibility=default",
 )
-_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma")
-INSTRUCTION_SETS = {"avx512_bf16": (*_AVX512, "-mavx512bf16"), "avx512": _AVX512, "avx2": ("-mavx2", "-mfma")}
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", *_AVX2)
+_VNNI = (*_AVX512, "-mavx512vnni")
+INSTRUCTION_SETS = {
+    "avx512_bf16": (*_VNNI, "-mavx512bf16"),
+    "avx512_vnni": _VNNI,
+    "avx512": _AVX512,
+    "avx2": _AVX2,
+}
 """Of x86-64, and the compiler's options for each; `plain` is what every processor of the kind has."""
+KERNELS: dict[str, tuple[str, ...]] = {
+    "attention": (),
+    "experts": (),
+    "layers": (),
+    # What else these keep in registers leaves too few for a tile of sums: with AVX-512 half as fast.
+    "quantized": ("-fno-tree-pre", "-fno-gcse"),
+}
+"""The files that are compiled for each of them, and more options."""
 
 
 class CannotCompile(Exception):
@@ -55,8 +70,8 @@ def compile_library(target: Path = LIBRARY) -> None:
         raise CannotCompile("no C++ compiler was found")
     sets = {**(INSTRUCTION_SETS if platform.machine() == "x86_64" else {}), "plain": ()}
     units = {"dispatch": ["dispatch.cpp"]}
-    for kernel, (name, flags) in itertools.product(("attention", "experts", "layers"), sets.items()):
-        units[f"{kernel}_{name}"] = [f"-DISA={name}", *flags, f"{kernel}.cpp"]
+    for (kernel, more), (name, flags) in itertools.product(KERNELS.items(), sets.items()):
+        units[f"{kernel}_{name}"] = [f"-DISA={name}", *flags, *more, f"{kernel}.cpp"]
     target.parent.mkdir(exist_ok=True)
     # Beside the target, so that it is replaced at once: others may be loading it.
     with tempfile.TemporaryDirectory(dir=target.parent) as folder, ThreadPoolExecutor(os.cpu_count()) as threads:

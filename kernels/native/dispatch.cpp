@@ -3,7 +3,7 @@
 
 #define EACH_SET(DO) EACH_SET_OF_MACHINE(DO) DO(plain)
 #if defined(__x86_64__)
-#define EACH_SET_OF_MACHINE(DO) DO(avx512_bf16) DO(avx512) DO(avx2)
+#define EACH_SET_OF_MACHINE(DO) DO(avx512_bf16) DO(avx512_vnni) DO(avx512) DO(avx2)
 #else
 #define EACH_SET_OF_MACHINE(DO)
 #endif
@@ -15,6 +15,8 @@
                       int64_t, int32_t);                                                                               \
     int64_t experts_room_##isa(const Experts *, int32_t);                                                              \
     void run_experts_##isa(const Experts *, const Routed *, char *, int32_t);                                          \
+    int64_t product_room_##isa(const Packed *, int32_t);                                                               \
+    void run_product_##isa(const Packed *, const Product *, char *, int32_t);                                          \
     void norm_##isa(const Rows *, const void *, void *, const float *, float);                                         \
     void rotate_##isa(const Rows *, void *, const Rotation *);
 
@@ -29,6 +31,8 @@ struct InstructionSet {
                    int64_t, int32_t);
     int64_t (*experts_room)(const Experts *, int32_t);
     void (*run_experts)(const Experts *, const Routed *, char *, int32_t);
+    int64_t (*product_room)(const Packed *, int32_t);
+    void (*run_product)(const Packed *, const Product *, char *, int32_t);
     void (*norm)(const Rows *, const void *, void *, const float *, float);
     void (*rotate)(const Rows *, void *, const Rotation *);
 };
@@ -36,21 +40,25 @@ struct InstructionSet {
 
 namespace {
 
-#define ENTRY(isa) \
-    {#isa, room_##isa, part_##isa, attend_##isa, experts_room_##isa, run_experts_##isa, norm_##isa, rotate_##isa},
+#define ENTRY(isa)                                                                                                 \
+    {#isa,              room_##isa,        part_##isa, attend_##isa, experts_room_##isa, run_experts_##isa,                    \
+     product_room_##isa, run_product_##isa, norm_##isa, rotate_##isa},
 const InstructionSet SETS[] = {EACH_SET(ENTRY)};
 const int NUM_SETS = sizeof SETS / sizeof SETS[0];
 
 bool has_set(int index) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                __builtin_cpu_supports("f16c");
     bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
     switch (index) {
-        case 0: return avx512 && __builtin_cpu_supports("avx512bf16");
-        case 1: return avx512;
-        case 2: return avx2;
+        case 0: return vnni && __builtin_cpu_supports("avx512bf16");
+        case 1: return vnni;
+        case 2: return avx512;
+        case 3: return avx2;
     }
 #endif
     return index == NUM_SETS - 1;
@@ -66,7 +74,7 @@ const int64_t WORTH_A_THREAD = 1 << 13;
 
 extern "C" {
 
-int32_t abi_version() { return 3; }
+int32_t abi_version() { return 4; }
 
 // The best set first; null where there are no more.
 const InstructionSet *instruction_set(int32_t nth) {

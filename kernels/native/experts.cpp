@@ -3,6 +3,7 @@
 // Matrices are packed: of each BLOCK of outputs (the last may be narrower) unit after unit, so that one is read from end
 // to end, once for all rows of its expert. Shapes: R rows, K experts of each, P = R * K pairs, sorted by expert; D hidden
 // size, G width of an expert.
+#include "gates.h"
 #include "kernels.h"
 #include "products.h"
 
@@ -10,28 +11,6 @@ namespace {
 
 const int BLOCK = 64;
 const int ROWS = 48;  // that pass a block of gate and of up at a time
-
-// 1 / (1 + e^-x)
-INLINE vf sigmoid(vf x) {
-    vi positive = x > 0.0f;
-    vf small = exp2_of(choose(positive, -x, x) * 1.442695041f);
-    return choose(positive, splat(1.0f), small) / (small + 1.0f);
-}
-
-INLINE vf at_most(vf x, float most) { return choose(x > most, splat(most), x); }
-INLINE vf at_least(vf x, float least) { return choose(x < least, splat(least), x); }
-
-INLINE vf joined(int gate_kind, vf gate, vf up) {
-    switch (gate_kind) {
-        case GATE_SILU: return gate * sigmoid(gate) * up;
-        case GATE_GELU_TANH:
-            return gate * sigmoid(1.5957691216f * (gate + 0.044715f * gate * gate * gate)) * up;
-        case GATE_RELU: return at_least(gate, 0.0f) * up;
-        default:  // gpt-oss's
-            gate = at_most(gate, 7.0f);
-            return gate * sigmoid(1.702f * gate) * (at_least(at_most(up, 7.0f), -7.0f) + 1.0f);
-    }
-}
 
 // What lies in the memory that the caller gives.
 template <class T> struct Room {

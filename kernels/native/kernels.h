@@ -80,6 +80,32 @@ struct Experts {
     int32_t is_bf16;  // else float32, matrices and rows alike; only where the instruction set multiplies it
 };
 
+// Where a group's numbers have their zero: in the middle of all; at a number of a byte for each output; or their scaled
+// values are less an offset, of 16 bits.
+enum { ZEROS_MIDDLE, ZEROS_POINTS, ZEROS_OFFSETS };
+
+// A matrix [O, I] in numbers of a few bits; see quantized.cpp. `group`, of inputs that share a scale, and `input_block`,
+// which are rounded together, are multiples of 16; blocks divide groups, and groups the inputs.
+struct Packed {
+    const uint8_t *packed;
+    const float *row_scales;  // [O], besides those of groups
+    int32_t inputs, outputs, bits, group, zeros, input_block;
+};
+
+// What happens to x W^T + bias: nothing, + or * `other` [T, O], or the activation GATE_... more.
+enum { THEN_NOTHING, THEN_ADD, THEN_MULTIPLY, THEN_ACTIVATE };
+
+// Of T rows with such a matrix, floats all of one type. `other` and `out` may be one.
+struct Product {
+    const void *x;  // [T, I]
+    void *out;      // [T, O]
+    const void *other;
+    const void *bias;     // [O] or null
+    const float *scales;  // [T], by which rows are rounded, or null: blocks have their own
+    int64_t x_stride, out_stride, other_stride;
+    int32_t rows, then, is_bf16;
+};
+
 // R rows, and the K experts of each.
 struct Routed {
     const void *x;  // [R, D]

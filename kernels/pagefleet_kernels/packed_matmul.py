@@ -30,7 +30,7 @@ _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedWeights:
-    """Stands for `(number - zero point) * scale`."""
+    """Stands for `(number - zero point) * scale`, or `number * scale - offset`."""
 
     numbers: torch.Tensor
     """uint8 [O, J], as `pack_numbers` makes them."""
@@ -42,6 +42,8 @@ class PackedWeights:
     """4 or 8."""
     group: int | None
     """Inputs of a row that share a scale; None: all of them, and G is 1."""
+    offsets_OG: torch.Tensor | None = None
+    """float32, in place of zero points; on a GPU nothing multiplies these."""
 
     @property
     def num_inputs(self) -> int:
@@ -50,13 +52,21 @@ class PackedWeights:
 
     def rows(self, start: int, stop: int) -> PackedWeights:
         """These of its rows."""
-        zeros_OG = None if self.zeros_OG is None else self.zeros_OG[start:stop]
-        return replace(self, numbers=self.numbers[start:stop], scales_OG=self.scales_OG[start:stop], zeros_OG=zeros_OG)
+        zeros_OG, offsets_OG = (None if one is None else one[start:stop] for one in (self.zeros_OG, self.offsets_OG))
+        return replace(
+            self,
+            numbers=self.numbers[start:stop],
+            scales_OG=self.scales_OG[start:stop],
+            zeros_OG=zeros_OG,
+            offsets_OG=offsets_OG,
+        )
 
     def dequantize(self) -> torch.Tensor:
         """float32 [O, I]."""
         values = unpack_numbers(self.numbers, self.bits).to(torch.float32)
         grouped_OGg = values.view(len(values), -1, self.group or self.num_inputs)
+        if self.offsets_OG is not None:
+            return grouped_OGg.mul_(self.scales_OG[..., None]).sub_(self.offsets_OG[..., None]).flatten(1)
         grouped_OGg -= (1 << (self.bits - 1)) if self.zeros_OG is None else self.zeros_OG[..., None]
         return grouped_OGg.mul_(self.scales_OG[..., None]).flatten(1)
 
@@ -129,6 +139,8 @@ def _product(
         if scale_T1 is not None:
             sums_TO *= scale_T1
         return (sums_TO if bias_O is None else sums_TO + bias_O.float()).to(dtype)
+    if weights.offsets_OG is not None:
+        raise UnsupportedShapeError("offsets are not supported: zero points are")
     if tile is None:
         tile = matmul_tile(launch_table(architecture(x_TI.device)).packed, x_TI.shape[0])
     return _triton_matmul(x_TI, scale_T1, weights, bias_O, dtype, tile)
@@ -155,9 +167,10 @@ def check_packed(
             "inputs, are"
         )
     wanted = (num_outputs, num_inputs // group if group is not None else 1)
-    given = [tuple(one.shape) for one in (weights.scales_OG, weights.zeros_OG) if one is not None]
+    parts = (weights.scales_OG, weights.zeros_OG, weights.offsets_OG)
+    given = [tuple(one.shape) for one in parts if one is not None]
     if any(shape != wanted for shape in given):
-        raise UnsupportedShapeError(f"scales and zero points {given} must be {wanted}")
+        raise UnsupportedShapeError(f"scales, zero points and offsets {given} must be {wanted}")
     if bias_O is not None and bias_O.shape != (num_outputs,):
         raise UnsupportedShapeError(f"{num_outputs} outputs need as many biases, not {list(bias_O.shape)}")
 

@@ -53,8 +53,8 @@ def _stored_bytes(arch: ModelArch, on_load: bool, device: torch.device) -> tuple
     schemes = [] if arch.quantization is None else [rule.scheme for rule in arch.quantization.rules]
     on_cpu = device.type == "cpu"
     packed = [scheme for scheme in schemes if isinstance(scheme, PackedScheme)]
-    if packed:  # the last rule is of most layers; a CPU keeps what they stand for
-        one = 2.0 if on_cpu else packed_bytes(packed[-1])
+    if packed:  # the last rule is of most layers
+        one = packed_bytes(packed[-1])
         return one, one
     if any(isinstance(scheme, CodedScheme) for scheme in schemes):
         one = 2.0 if on_cpu else 9 / 16  # with a scale of 8 bits for 16

@@ -11,7 +11,7 @@ import torch  # noqa: F401  brings the OpenMP that the library computes with: bo
 from pagefleet_kernels.errors import BackendUnavailableError
 
 LIBRARY = Path(__file__).with_name("libpagefleet_kernels.so")
-_ABI_VERSION = 3
+_ABI_VERSION = 4
 
 
 class Layer(Structure):
@@ -90,6 +90,39 @@ class Routed(Structure):
     )
 
 
+class Packed(Structure):
+    """See kernels.h."""
+
+    _fields_ = (
+        ("packed", c_void_p),
+        ("row_scales", c_void_p),
+        ("inputs", c_int32),
+        ("outputs", c_int32),
+        ("bits", c_int32),
+        ("group", c_int32),
+        ("zeros", c_int32),
+        ("input_block", c_int32),
+    )
+
+
+class Product(Structure):
+    """See kernels.h."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("out", c_void_p),
+        ("other", c_void_p),
+        ("bias", c_void_p),
+        ("scales", c_void_p),
+        ("x_stride", c_int64),
+        ("out_stride", c_int64),
+        ("other_stride", c_int64),
+        ("rows", c_int32),
+        ("then", c_int32),
+        ("is_bf16", c_int32),
+    )
+
+
 class Rows(Structure):
     """See kernels.h."""
 
@@ -131,6 +164,8 @@ class _InstructionSet(Structure):
         ("attend", c_void_p),
         ("experts_room", c_void_p),
         ("run_experts", c_void_p),
+        ("product_room", c_void_p),
+        ("run_product", c_void_p),
         ("norm", c_void_p),
         ("rotate", c_void_p),
     )
@@ -142,6 +177,9 @@ _ATTEND = ctypes.CFUNCTYPE(None, _LAYER, _STEP, _PLAN, c_void_p, c_int64, c_int6
 _EXPERTS = POINTER(Experts)
 _EXPERTS_ROOM = ctypes.CFUNCTYPE(c_int64, _EXPERTS, c_int32)
 _RUN_EXPERTS = ctypes.CFUNCTYPE(None, _EXPERTS, POINTER(Routed), c_void_p, c_int32)
+_PACKED = POINTER(Packed)
+_PRODUCT_ROOM = ctypes.CFUNCTYPE(c_int64, _PACKED, c_int32)
+_RUN_PRODUCT = ctypes.CFUNCTYPE(None, _PACKED, POINTER(Product), c_void_p, c_int32)
 _NORM = ctypes.CFUNCTYPE(None, POINTER(Rows), c_void_p, c_void_p, c_void_p, c_float)
 _ROTATE = ctypes.CFUNCTYPE(None, POINTER(Rows), c_void_p, POINTER(Rotation))
 
@@ -155,6 +193,7 @@ class Library:
         self.room, self.part = _COUNT_OF(chosen.room), _COUNT_OF(chosen.part)
         self.attend = _ATTEND(chosen.attend)
         self.experts_room, self.run_experts = _EXPERTS_ROOM(chosen.experts_room), _RUN_EXPERTS(chosen.run_experts)
+        self.product_room, self.run_product = _PRODUCT_ROOM(chosen.product_room), _RUN_PRODUCT(chosen.run_product)
         self.norm, self.rotate = _NORM(chosen.norm), _ROTATE(chosen.rotate)
         self.plan_attention = library.plan_attention
         self.plan_attention.argtypes = (_STEP, *[c_int32] * 5, c_void_p)

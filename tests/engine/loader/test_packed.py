@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tests.fakes.checkpoints import reference_model
 from tests.fakes.dense_attention import DenseSequence, DenseStep
+from tests.fakes.native_kernels import native_library
 from tests.fakes.packed_checkpoints import Packed, awq_words, packed_checkpoint
 
 CPU = torch.device("cpu")
@@ -78,6 +79,16 @@ def test_logits_are_those_of_transformers_with_what_the_numbers_mean(how: Packed
     with torch.inference_mode():
         expected = reference_model(Path(f"{folder}-plain"))(torch.arange(3, 15)[None]).logits[0]
     torch.testing.assert_close(logits(load(folder)), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("how", FORMATS, ids=str)
+def test_compiled_kernels_give_the_logits_of_expanded_weights(how: Packed, packed: Callable[..., Path]) -> None:
+    """But for the rounding of inputs to 8 bits."""
+    folder, placement = packed(how), Placement(torch.float32, CPU, False, native=native_library())
+    found = logits(load_model(folder, read_arch(folder), placement, "auto", 0))
+    expected = logits(load(folder))
+    assert not torch.equal(found, expected)
+    assert (found - expected).norm() < 0.1 * expected.norm()
 
 
 @pytest.mark.parametrize("how", FORMATS, ids=str)

@@ -8,6 +8,8 @@ from functools import cache
 from typing import Any
 
 import torch
+from pagefleet_kernels.native.attention import DTYPES
+from pagefleet_kernels.native.quantized import takes_packed
 from torch import Tensor
 
 from pagefleet_engine.layers.quantization_scheme import (
@@ -15,6 +17,7 @@ from pagefleet_engine.layers.quantization_scheme import (
     PackedScheme,
     Quantization,
     QuantizationScheme,
+    Rounding,
     Scheme,
 )
 from pagefleet_engine.layers.shard import Shard, shard_of
@@ -30,6 +33,7 @@ class Form(Enum):
     """How the weights live, and who multiplies."""
 
     SCALED = "as they are stored, multiplied by pagefleet_kernels"
+    NATIVE = "as they are stored, multiplied by compiled kernels, by inputs in 8 bits"
     PACKED_INT8 = "in 8 bits, multiplied by oneDNN"
     RESCALED = "as their numbers in a floating type that holds them exactly; products are scaled"
     EXPANDED = "expanded to the model's type"
@@ -43,7 +47,25 @@ def form_on(scheme: QuantizationScheme, inputs: int, placement: Placement) -> tu
     if placement.use_kernels:
         capability = torch.cuda.get_device_capability(placement.device) if placement.device.type == "cuda" else None
         return form_with_kernels(scheme, inputs, capability)
+    if _has_native(placement) and _is_native(scheme, inputs):
+        return Form.NATIVE, "" if scheme.rounding is not None else "only weights are quantized"
     return form_on_cpu(scheme, has_onednn_int8())
+
+
+def _has_native(placement: Placement) -> bool:
+    return placement.native is not None and placement.dtype in DTYPES
+
+
+def _is_native(scheme: QuantizationScheme, inputs: int) -> bool:
+    rounds = scheme.rounding is None or _is_native_int8(scheme.rounding)
+    return scheme.number == "int8" and scheme.block is None and rounds and takes_packed(inputs, None)
+
+
+def _is_native_int8(rounding: Rounding | None) -> bool:
+    """Whether compiled products round inputs so: by rows, around zero."""
+    if rounding is None or rounding.number != "int8":
+        return False
+    return rounding.scales != "group" and not rounding.zero_points and rounding.bound is None
 
 
 def describe_forms(quantization: Quantization, widths: Sequence[int], placement: Placement) -> list[str]:
@@ -72,8 +94,7 @@ def packed_form_on(scheme: PackedScheme, inputs: Shard, placement: Placement) ->
     if scheme.act_order and inputs.is_part:
         return Form.EXPANDED, "a rank has parts of groups in act order"
     if not placement.use_kernels:
-        # torch's own product of 4 bits is slower than oneDNN's of what they stand for, but for one row
-        return Form.EXPANDED, "a CPU multiplies floats"
+        return _packed_form_on_cpu(scheme, inputs.size, placement)
     if inputs.size % _PACKED_COLUMNS or (size is not None and (size < _PACKED_COLUMNS or size & (size - 1))):
         return Form.EXPANDED, f"kernels take groups of {_PACKED_COLUMNS} inputs, or a power of two more"
     return Form.SCALED, ""
@@ -89,6 +110,17 @@ def coded_form_on(scheme: CodedScheme, inputs: Shard, placement: Placement) -> t
     if inputs.size % _PACKED_COLUMNS or size < _SMALLEST_BLOCK or size & (size - 1):
         return Form.EXPANDED, f"kernels take groups of a power of two, in runs of {_PACKED_COLUMNS} inputs"
     return Form.SCALED, "only weights are quantized"
+
+
+def _packed_form_on_cpu(scheme: PackedScheme, inputs: int, placement: Placement) -> tuple[Form, str]:
+    if not _has_native(placement):
+        # torch's own product of 4 bits is slower than oneDNN's of what they stand for, but for one row
+        return Form.EXPANDED, "without compiled kernels a CPU multiplies floats"
+    if scheme.inputs is not None and not _is_native_int8(scheme.inputs):
+        return Form.EXPANDED, "compiled kernels round inputs to int8"
+    if takes_packed(inputs, scheme.group_size) and (scheme.bits == 8 or inputs % _PACKED_COLUMNS == 0):
+        return Form.NATIVE, ""
+    return Form.EXPANDED, "compiled kernels take groups of a multiple of 16 inputs"
 
 
 def form_with_kernels(scheme: QuantizationScheme, inputs: int, capability: tuple[int, int] | None) -> tuple[Form, str]:

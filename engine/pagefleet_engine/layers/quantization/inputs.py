@@ -81,6 +81,12 @@ class InputQuantizer:
             return round_to(x_TI, number), scale, None
         return x_TI.round_().add_(zero).clamp_(_LEAST, LARGEST[number]), scale, zero
 
+    def row_scales(self, x_TI: Tensor) -> Tensor:
+        """float32 [T], what one of each row's numbers stands for; of scales per tensor or token without zero points."""
+        if self._fixed is not None:
+            return self._fixed.scale.expand(len(x_TI))
+        return dynamic_scale(x_TI, self._rounding.number, self._ranks).view(-1)
+
     def round_trip(self, x_TI: Tensor) -> Tensor:
         """The inputs that the numbers stand for, in x's type."""
         q_TI, scale = self.quantize(x_TI)

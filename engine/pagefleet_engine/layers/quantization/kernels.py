@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
+from pagefleet_kernels.native.quantized import ACTIVATIONS, PackedProduct, Then
 from torch import Tensor
 
 from pagefleet_engine.layers.linear_kernel import ROWS_HINT, Activation, LinearKernel, activate, linear_kernel
@@ -85,6 +86,50 @@ class PackedInt8Linear(QuantizedLinear):
         if zero is not None:
             scaled_TO.sub_(zero * self._sums_O)
         return rescale(scaled_TO, scale, None, bias_O).to(x_TI.dtype)
+
+
+class NativeLinear(QuantizedLinear):
+    """By compiled kernels, which take what follows along."""
+
+    __slots__ = ("_inputs", "_order_I", "_product")
+
+    def __init__(
+        self, product: PackedProduct, inputs: InputQuantizer | None = None, order_I: Tensor | None = None
+    ) -> None:
+        """`inputs`: who rounds rows to int8; None: the product itself, block by block. `order_I`: int32, which input
+        each column multiplies; None: its own."""
+        self._product, self._inputs, self._order_I = product, inputs, order_I
+
+    def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
+        """See LinearKernel."""
+        return self._apply(x_TI, bias_O)
+
+    def linear_activated(self, x_TI: Tensor, bias_O: Tensor | None, activation: Activation) -> Tensor:
+        """See LinearKernel."""
+        if activation not in ACTIVATIONS:
+            return super().linear_activated(x_TI, bias_O, activation)
+        return self._apply(x_TI, bias_O, activation)
+
+    def linear_mul(self, x_TI: Tensor, factor_TO: Tensor, bias_O: Tensor | None) -> Tensor:
+        """See LinearKernel."""
+        return self._apply(x_TI, bias_O, "multiply", factor_TO)
+
+    def linear_add(self, x_TI: Tensor, residual_TO: Tensor, bias_O: Tensor | None) -> Tensor:
+        """See LinearKernel."""
+        return self._apply(x_TI, bias_O, "add", residual_TO, residual_TO)
+
+    def _apply(
+        self,
+        x_TI: Tensor,
+        bias_O: Tensor | None,
+        then: Then = "nothing",
+        other_TO: Tensor | None = None,
+        out_TO: Tensor | None = None,
+    ) -> Tensor:
+        if self._order_I is not None:
+            x_TI = x_TI.index_select(-1, self._order_I)
+        scales_T = None if self._inputs is None else self._inputs.row_scales(x_TI)
+        return self._product(x_TI, bias_O, then=then, other_TO=other_TO, out_TO=out_TO, scales_T=scales_T)
 
 
 class ExpandedLinear:

@@ -9,15 +9,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from pagefleet_kernels.native.library import Library
+from pagefleet_kernels.native.quantized import PackedProduct
 from pagefleet_kernels.packed_matmul import PackedWeights, pack_numbers, packed_matmul, packed_rounded_matmul
 from pagefleet_kernels.quantize import quantize
 from torch import Tensor
 
 from pagefleet_engine.layers.linear_kernel import LinearKernel
-from pagefleet_engine.layers.quantization.kernels import QuantizedLinear
+from pagefleet_engine.layers.quantization.inputs import InputQuantizer
+from pagefleet_engine.layers.quantization.kernels import NativeLinear, QuantizedLinear
 from pagefleet_engine.layers.quantization.packing import Unpacked
 from pagefleet_engine.layers.quantization.scaled import rounding_spec
 from pagefleet_engine.layers.quantization_scheme import PackedScheme, Rounding
+from pagefleet_engine.ranks.group import RankGroup
 
 _ROWS_AT_ONCE = 1024
 """That are dequantized in float32."""
@@ -48,9 +52,21 @@ class PackedMatrix:
     """Of the model."""
     rounding: Rounding | None = None
     """Of inputs, per token."""
+    native: Library | None = None
+    """Who multiplies on a CPU."""
+    input_ranks: RankGroup | None = None
+    """Those that the columns, and so the inputs, are divided among."""
 
     @classmethod
-    def of_numbers(cls, scheme: PackedScheme, matrix: Unpacked, groups_I: Tensor, dtype: torch.dtype) -> PackedMatrix:
+    def of_numbers(
+        cls,
+        scheme: PackedScheme,
+        matrix: Unpacked,
+        groups_I: Tensor,
+        dtype: torch.dtype,
+        native: Library | None = None,
+        input_ranks: RankGroup | None = None,
+    ) -> PackedMatrix:
         """Columns side by side whose group is the same; each group has as many."""
         order_I = groups_I.argsort(stable=True)
         codes_OI, order = matrix.codes_OI, None
@@ -63,11 +79,15 @@ class PackedMatrix:
         if more:
             codes_OI, zeros_OG = codes_OI + more, None if zeros_OG is None else zeros_OG + more
         weights = PackedWeights(pack_numbers(codes_OI, bits), matrix.scales_OG, zeros_OG, bits, scheme.group_size)
-        return cls(weights, order, dtype, scheme.inputs)
+        return cls(weights, order, dtype, scheme.inputs, native, input_ranks)
 
     def kernel(self, start: int, stop: int) -> LinearKernel:
         """See Matrix."""
-        return PackedLinear(self.weights.rows(start, stop), self.order_I, self.rounding)
+        weights = self.weights.rows(start, stop)
+        if self.native is None:
+            return PackedLinear(weights, self.order_I, self.rounding)
+        inputs = None if self.rounding is None else InputQuantizer(self.rounding, None, self.input_ranks)
+        return NativeLinear(PackedProduct(self.native, weights), inputs, self.order_I)
 
     def plain(self) -> Tensor:
         """See Matrix."""
@@ -80,9 +100,8 @@ class PackedMatrix:
     def stored(self) -> tuple[Tensor, ...]:
         """See Matrix."""
         weights = self.weights
-        return tuple(
-            part for part in (weights.numbers, weights.scales_OG, weights.zeros_OG, self.order_I) if part is not None
-        )
+        parts = (weights.numbers, weights.scales_OG, weights.zeros_OG, weights.offsets_OG, self.order_I)
+        return tuple(part for part in parts if part is not None)
 
     def of(self, stored: Sequence[Tensor]) -> PackedMatrix:
         """See Matrix."""
@@ -92,6 +111,7 @@ class PackedMatrix:
             numbers=next(left),
             scales_OG=next(left),
             zeros_OG=None if self.weights.zeros_OG is None else next(left),
+            offsets_OG=None if self.weights.offsets_OG is None else next(left),
         )
         return replace(self, weights=weights, order_I=None if self.order_I is None else next(left))
 

@@ -27,7 +27,8 @@ def packed_kept(scheme: PackedScheme, form: Form, dtype: torch.dtype) -> dict[st
     if form is Form.EXPANDED:
         kept = (Kept(dtype, numbers=in_word), nothing, nothing, nothing)
     else:
-        kept = (one if scheme.bits == 8 else half, Kept(torch.float32), one if scheme.zero_points else nothing, order)
+        scales = torch.float16 if form is Form.NATIVE else torch.float32
+        kept = (one if scheme.bits == 8 else half, Kept(scales), one if scheme.zero_points else nothing, order)
     return dict(zip((names.words, names.scales, names.zeros, names.groups), kept, strict=True))
 
 

@@ -84,7 +84,10 @@ class PackedSlots:
             torch.cat(zeros) if zeros else None,
             None,
         )
-        return PackedMatrix.of_numbers(scheme, together, groups[0], dtype)
+        place = self._placement
+        native = place.native if self._form is Form.NATIVE else None
+        ranks = place.tensor if self._inputs.is_part else None
+        return PackedMatrix.of_numbers(scheme, together, groups[0], dtype, native, ranks)
 
     def _groups(self, part: Unpacked) -> Tensor:
         """The group of each input of a rank, counted from its first where they are of neighbours; int64 [I]."""

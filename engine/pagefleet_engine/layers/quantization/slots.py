@@ -10,18 +10,24 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from pagefleet_kernels.native.library import Library
+from pagefleet_kernels.native.quantized import PackedProduct
+from pagefleet_kernels.packed_matmul import PackedWeights
 from torch import Tensor
 
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.linear_kernel import LinearKernel, PlainLinear, linear_kernel
 from pagefleet_engine.layers.quantization.form import Form, form_on, kept_dtype
 from pagefleet_engine.layers.quantization.inputs import FixedScale, InputQuantizer, dynamic_scale, joined, round_to
-from pagefleet_engine.layers.quantization.kernels import ExpandedLinear, PackedInt8Linear, RescaledLinear
+from pagefleet_engine.layers.quantization.kernels import ExpandedLinear, NativeLinear, PackedInt8Linear, RescaledLinear
 from pagefleet_engine.layers.quantization.scaled import ScaledLinear
 from pagefleet_engine.layers.quantization_scheme import STORAGE, Number, QuantizationScheme
 from pagefleet_engine.layers.shard import Shard
 from pagefleet_engine.layers.weight import Kept, Placement, Weight
 from pagefleet_engine.ranks.group import RankGroup
+
+# Of a byte: its other value makes a number around zero one from zero on.
+_SIGN = 128
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +47,8 @@ class QuantizedMatrix:
     """See Placement."""
     input_ranks: RankGroup | None = None
     """Those that the columns, and so the inputs, are divided among."""
+    native: Library | None = None
+    """Who multiplies on a CPU."""
 
     def kernel(self, start: int, stop: int) -> LinearKernel:
         """See Matrix; with scales per block, rows start where a block does."""
@@ -57,6 +65,12 @@ class QuantizedMatrix:
             case Form.PACKED_INT8:
                 assert inputs is not None, "numbers are multiplied by numbers"
                 return PackedInt8Linear(values_OI, scales, inputs)
+            case Form.NATIVE:
+                assert self.native is not None, "the form is theirs"
+                weights = PackedWeights(values_OI.view(torch.uint8) ^ _SIGN, scales[:, None], None, 8, None)
+                by_row = rounding is not None and rounding.scales == "token" and self.input_ranks is None
+                product = PackedProduct(self.native, weights, input_block=values_OI.shape[1] if by_row else None)
+                return NativeLinear(product, None if by_row else inputs)
             case Form.SCALED:
                 return ScaledLinear(values_OI, scales, self.scheme, self.fixed, self.dtype)
 
@@ -171,7 +185,7 @@ class QuantizedSlots:
             fixed = joined(input_scales, arrived.get(_INPUT_ZERO))
         place = self._placement
         return QuantizedMatrix(
-            scheme, self._form, weight_OI, scales, fixed, place.dtype, place.traceable, self._input_ranks
+            scheme, self._form, weight_OI, scales, fixed, place.dtype, place.traceable, self._input_ranks, place.native
         )
 
     def _check(self, name: str, usable: Tensor) -> None:

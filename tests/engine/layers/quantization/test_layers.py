@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -15,6 +16,7 @@ from pagefleet_engine.layers.quantization_scheme import Quantization, Quantizati
 from pagefleet_engine.layers.weight import HasWeights, Placement, Weight
 from torch import Tensor
 
+from tests.fakes.native_kernels import native_library
 from tests.fakes.quantized_checkpoints import INPUT_ZERO, Recipe, quantize, rounded_inputs
 
 CPU = torch.device("cpu")
@@ -94,6 +96,24 @@ def test_merged_layers_compute_the_formula(recipe: Recipe, dtype: torch.dtype, r
     residual = numbers(rows, 96, dtype=dtype, seed=2)
     total, pending = layer.add_to(residual.clone(), x)
     check((total if pending is None else total + pending).double(), expected + residual.double())
+
+
+@pytest.mark.parametrize("recipe", [one for one in RECIPES if one.kind == "int" and not one.zeros], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 7])
+@torch.inference_mode()
+def test_compiled_products_round_inputs_as_the_scheme_says(recipe: Recipe, dtype: torch.dtype, rows: int) -> None:
+    """Or in blocks, where it says nothing."""
+    outputs = (32, 16, 48)
+    layer = Linear(INPUTS, outputs, True, replace(placed(recipe, dtype), native=native_library()))
+    weight = fill(layer, [numbers(size, INPUTS, seed=size) * size / 90 for size in outputs], recipe)
+    bias = numbers(96, dtype=dtype, seed=7)
+    for part, values in enumerate(torch.split(bias, list(outputs))):
+        dict(layer.weights())["bias"].fill(part, values)
+    x = numbers(rows, INPUTS, dtype=dtype, seed=1)
+    expected = F.linear(rounded_inputs(x, recipe), weight, bias.double())
+    close = TOLERANCE[dtype] if recipe.inputs != "none" else 0.1
+    torch.testing.assert_close(layer(x).double(), expected, rtol=close, atol=close)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)

@@ -1,0 +1,164 @@
+// Sums of products of bytes: of weights without a sign, four inputs of each of PANEL outputs, by inputs with one.
+#pragma once
+#include "simd.h"
+
+namespace {
+
+const int PANEL = 16;
+const int VECTORS = PANEL / LANES;  // of a panel
+
+#if defined(__AVX512VNNI__)
+
+struct Codes {
+    __m512i of;
+};
+typedef __m512i Sums;
+typedef __m512i Inputs;
+
+const int TILE_PANELS = 4, TILE_INPUTS = 6;  // 24 sums in 32 registers
+template <int BITS> constexpr int code_less() { return 0; }
+
+INLINE Sums splat_sum(int32_t x) { return _mm512_set1_epi32(x); }
+INLINE Inputs splat_inputs(const int8_t *four) {
+    int32_t bits;
+    memcpy(&bits, four, 4);
+    return _mm512_set1_epi32(bits);
+}
+INLINE Codes load_codes(const uint8_t *p) { return {_mm512_loadu_si512(p)}; }
+INLINE Codes low_codes(const uint8_t *p) { return {_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(15))}; }
+INLINE Codes high_codes(const uint8_t *p) {
+    return {_mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(p), 4), _mm512_set1_epi8(15))};
+}
+template <int BITS> INLINE Sums add_products(Sums sums, const Codes &codes, Inputs inputs) {
+    // As the intrinsic GCC 12 copies the sums around it, and has no registers left for a tile of them.
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(codes.of), "v"(inputs));
+    return sums;
+}
+INLINE vf sum_floats(const Sums &sums, int) { return (vf)_mm512_cvtepi32_ps(sums); }
+
+#elif defined(__AVX2__)
+
+struct Codes {
+    __m256i of[2];
+};
+struct Sums {
+    __m256i of[2];
+};
+typedef __m256i Inputs;
+
+const int TILE_PANELS = 1, TILE_INPUTS = 4;
+// Two products of eight bits by eight do not fit 16: weights are taken with a sign, which the inputs then get.
+template <int BITS> constexpr int code_less() { return BITS == 8 ? 128 : 0; }
+
+INLINE Sums splat_sum(int32_t x) { return {{_mm256_set1_epi32(x), _mm256_set1_epi32(x)}}; }
+INLINE Inputs splat_inputs(const int8_t *four) {
+    int32_t bits;
+    memcpy(&bits, four, 4);
+    return _mm256_set1_epi32(bits);
+}
+INLINE __m256i half_of(const uint8_t *p, int half) { return _mm256_loadu_si256((const __m256i *)p + half); }
+INLINE Codes load_codes(const uint8_t *p) {
+    const __m256i sign = _mm256_set1_epi8(-128);
+    return {{_mm256_xor_si256(half_of(p, 0), sign), _mm256_xor_si256(half_of(p, 1), sign)}};
+}
+INLINE Codes low_codes(const uint8_t *p) {
+    const __m256i mask = _mm256_set1_epi8(15);
+    return {{_mm256_and_si256(half_of(p, 0), mask), _mm256_and_si256(half_of(p, 1), mask)}};
+}
+INLINE Codes high_codes(const uint8_t *p) {
+    const __m256i mask = _mm256_set1_epi8(15);
+    return {{_mm256_and_si256(_mm256_srli_epi16(half_of(p, 0), 4), mask),
+             _mm256_and_si256(_mm256_srli_epi16(half_of(p, 1), 4), mask)}};
+}
+template <int BITS> INLINE Sums add_products(Sums sums, const Codes &codes, Inputs inputs) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    for (int half = 0; half < 2; half++) {
+        __m256i pairs;
+        if (BITS == 8)
+            pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes.of[half]), _mm256_sign_epi8(inputs, codes.of[half]));
+        else
+            pairs = _mm256_maddubs_epi16(codes.of[half], inputs);
+        sums.of[half] = _mm256_add_epi32(sums.of[half], _mm256_madd_epi16(pairs, ones));
+    }
+    return sums;
+}
+#if LANES == 16
+INLINE vf sum_floats(const Sums &sums, int) {
+    __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(sums.of[0]), sums.of[1], 1);
+    return (vf)_mm512_cvtepi32_ps(both);
+}
+#else
+INLINE vf sum_floats(const Sums &sums, int vector) { return (vf)_mm256_cvtepi32_ps(sums.of[vector]); }
+#endif
+
+#else
+
+struct Codes {
+    uint8_t of[4 * PANEL];
+};
+struct Sums {
+    int32_t of[PANEL];
+};
+typedef const int8_t *Inputs;
+
+const int TILE_PANELS = 1, TILE_INPUTS = 1;
+template <int BITS> constexpr int code_less() { return 0; }
+
+INLINE Sums splat_sum(int32_t x) {
+    Sums sums;
+    for (int o = 0; o < PANEL; o++) sums.of[o] = x;
+    return sums;
+}
+INLINE Inputs splat_inputs(const int8_t *four) { return four; }
+INLINE Codes load_codes(const uint8_t *p) {
+    Codes codes;
+    memcpy(codes.of, p, sizeof codes.of);
+    return codes;
+}
+INLINE Codes low_codes(const uint8_t *p) {
+    Codes codes;
+    for (int i = 0; i < 4 * PANEL; i++) codes.of[i] = p[i] & 15;
+    return codes;
+}
+INLINE Codes high_codes(const uint8_t *p) {
+    Codes codes;
+    for (int i = 0; i < 4 * PANEL; i++) codes.of[i] = p[i] >> 4;
+    return codes;
+}
+template <int BITS> INLINE Sums add_products(Sums sums, const Codes &codes, Inputs inputs) {
+    for (int o = 0; o < PANEL; o++)
+        for (int i = 0; i < 4; i++) sums.of[o] += codes.of[4 * o + i] * inputs[i];
+    return sums;
+}
+INLINE vf sum_floats(const Sums &sums, int vector) {
+    vi part;
+    memcpy(&part, sums.of + vector * LANES, sizeof part);
+    return __builtin_convertvector(part, vf);
+}
+#endif
+
+// Of 16 bits to 32, as IEEE 754 has them both; no infinities.
+INLINE vf load_halves(const uint16_t *p) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+#elif defined(__F16C__)
+    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+#else
+    vh h;
+    memcpy(&h, p, sizeof h);
+    vu bits = __builtin_convertvector(h, vu);
+    vf size = (vf)((bits & 0x7fffu) << 13) * 0x1p112f;
+    return (vf)((vu)size | (bits & 0x8000u) << 16);
+#endif
+}
+
+typedef uint8_t vb __attribute__((vector_size(LANES)));
+typedef int8_t vs __attribute__((vector_size(LANES)));
+
+INLINE vf load_bytes(const uint8_t *p) {
+    vb bytes;
+    memcpy(&bytes, p, sizeof bytes);
+    return __builtin_convertvector(__builtin_convertvector(bytes, vi), vf);
+}
+
+}  // namespace

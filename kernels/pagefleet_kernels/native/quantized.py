@@ -1,0 +1,202 @@
+"""Products on a CPU with a matrix in numbers of 4 or 8 bits, by inputs that are rounded to 8 bits on the way.
+
+Shapes: T rows, I inputs, O outputs, G groups, B blocks of inputs, S strips of outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from ctypes import byref
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pagefleet_kernels.errors import UnsupportedShapeError
+from pagefleet_kernels.native.attention import DTYPES
+from pagefleet_kernels.native.library import Library, Packed, Product
+from pagefleet_kernels.packed_matmul import PackedWeights, unpack_numbers
+
+STEP = 16
+"""Inputs that a group is a multiple of."""
+INPUT_BLOCK = 32
+"""Inputs of a row that are rounded together, unless groups are of fewer."""
+LARGEST = 127.0
+SMALLEST_SCALE = 1e-12
+LONGEST_BLOCK = 1 << 16
+"""Inputs whose products' sum fits 32 bits."""
+
+Then = Literal["nothing", "add", "multiply", "silu", "gelu_tanh", "relu"]
+_THEN: Mapping[Then, int] = {"nothing": 0, "add": 1, "multiply": 2, "silu": 3, "gelu_tanh": 4, "relu": 5}
+ACTIVATIONS: tuple[Then, ...] = ("silu", "gelu_tanh", "relu")
+
+_STRIP = 64
+_MIDDLE, _POINTS, _OFFSETS = range(3)
+_WORTH_A_THREAD = 1 << 18
+"""Products of two numbers that one thread computes sooner than another wakes."""
+_SMALLEST_FACTOR = 2.0**-100
+
+
+def takes_packed(num_inputs: int, group: int | None) -> bool:
+    """Whether the kernels are for such groups; None: one for each row."""
+    size = num_inputs if group is None else group
+    return size % STEP == 0 and num_inputs % size == 0 and (group is not None or num_inputs <= LONGEST_BLOCK)
+
+
+class PackedProduct:
+    """Multiplies by one matrix, which is laid out anew."""
+
+    __slots__ = ("_kept", "_library", "_matrix")
+
+    def __init__(self, library: Library, weights: PackedWeights, *, input_block: int | None = None) -> None:
+        """Groups as `takes_packed` says. `input_block`: inputs that are rounded together, a divisor of the group.
+
+        Raises:
+            UnsupportedShapeError: the kernels do not take such groups, or blocks.
+        """
+        group = weights.group or weights.num_inputs
+        block = input_block or input_block_of(group)
+        if not takes_packed(weights.num_inputs, weights.group) or group % block or block % STEP:
+            raise UnsupportedShapeError(
+                f"groups of {group} of {weights.num_inputs} inputs, {block} rounded together, are not supported: "
+                f"multiples of {STEP} that divide each other are"
+            )
+        row_scales_O, packed, zeros = lay_out(weights)
+        self._library, self._kept = library, (packed, row_scales_O)
+        self._matrix = Packed(
+            packed=packed.data_ptr(),
+            row_scales=row_scales_O.data_ptr(),
+            inputs=weights.num_inputs,
+            outputs=len(weights.numbers),
+            bits=weights.bits,
+            group=group,
+            zeros=zeros,
+            input_block=block,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """That the matrix takes."""
+        return sum(part.nbytes for part in self._kept)
+
+    def __call__(
+        self,
+        x_TI: Tensor,
+        bias_O: Tensor | None = None,
+        *,
+        then: Then = "nothing",
+        other_TO: Tensor | None = None,
+        out_TO: Tensor | None = None,
+        scales_T: Tensor | None = None,
+    ) -> Tensor:
+        """`x W^T + bias`, and `then` that of it, [T, O] in x's type, which is one of DTYPES; sums are float32.
+
+        `other_TO`: what is added or multiplied, in x's type; `out_TO` may be the same. `scales_T`: float32, what 1 of a
+        row's rounded inputs stands for, which are then rounded as a row.
+        """
+        matrix = self._matrix
+        if x_TI.dtype not in DTYPES or x_TI.dim() != 2 or x_TI.shape[1] != matrix.inputs:
+            raise UnsupportedShapeError(
+                f"inputs {list(x_TI.shape)} of {x_TI.dtype} are not float32 or bfloat16 [T, {matrix.inputs}]"
+            )
+        x_TI = x_TI if x_TI.stride(1) == 1 else x_TI.contiguous()
+        num_rows = len(x_TI)
+        out_TO = x_TI.new_empty((num_rows, matrix.outputs)) if out_TO is None else out_TO
+        if not num_rows:
+            return out_TO
+        bias_O = None if bias_O is None else bias_O.to(x_TI.dtype).contiguous()
+        scales_T = None if scales_T is None else scales_T.to(torch.float32).contiguous()
+        product = Product(
+            x=x_TI.data_ptr(),
+            out=out_TO.data_ptr(),
+            other=None if other_TO is None else other_TO.data_ptr(),
+            bias=None if bias_O is None else bias_O.data_ptr(),
+            scales=None if scales_T is None else scales_T.data_ptr(),
+            x_stride=x_TI.stride(0),
+            out_stride=out_TO.stride(0),
+            other_stride=0 if other_TO is None else other_TO.stride(0),
+            rows=num_rows,
+            then=_THEN[then],
+            is_bf16=x_TI.dtype == torch.bfloat16,
+        )
+        memory = torch.empty(self._library.product_room(matrix, num_rows), dtype=torch.uint8)
+        threads = min(torch.get_num_threads(), 1 + num_rows * matrix.inputs * matrix.outputs // _WORTH_A_THREAD)
+        self._library.run_product(byref(matrix), byref(product), memory.data_ptr(), threads)
+        return out_TO
+
+
+def input_block_of(group: int) -> int:
+    """Inputs that are rounded together in groups of that size."""
+    return INPUT_BLOCK if group % INPUT_BLOCK == 0 else STEP
+
+
+def lay_out(weights: PackedWeights) -> tuple[Tensor, Tensor, int]:
+    """Scales of rows [O], the matrix as quantized.cpp reads it, and how it has its zeros.
+
+    Scales of groups and offsets are kept in 16 bits, less a power of two of each row: those that a checkpoint has in 16
+    bits stay as they are; others are rounded to 11 digits.
+    """
+    numbers_OI = _whole_strips(unpack_numbers(weights.numbers, weights.bits))
+    scales_OG = weights.scales_OG.to(torch.float32)
+    if weights.group is None and weights.offsets_OG is None:
+        factors_O = scales_OG[:, 0].contiguous()
+        shared_OG = torch.ones_like(scales_OG)
+    else:
+        factors_O = _powers_of_two(scales_OG.abs().amax(1))
+        shared_OG = scales_OG / factors_O[:, None]
+    headers, zeros = [_in_strips(shared_OG.to(torch.float16))], _MIDDLE
+    if weights.offsets_OG is not None:
+        headers.append(_in_strips((weights.offsets_OG.to(torch.float32) / factors_O[:, None]).to(torch.float16)))
+        zeros = _OFFSETS
+    elif weights.zeros_OG is not None:
+        headers.append(_in_strips(weights.zeros_OG))
+        zeros = _POINTS
+    groups = scales_OG.shape[1]
+    codes_SGJ = _codes(numbers_OI, weights.bits).view(len(headers[0]), groups, -1)
+    return factors_O, torch.cat((*headers, codes_SGJ), 2).flatten(), zeros
+
+
+def _codes(numbers_OI: Tensor, bits: int) -> Tensor:
+    """uint8 [S, J]: of a strip four inputs of each output after each other, or eight in as many bytes."""
+    if bits == 4:
+        lower, upper = numbers_OI.view(len(numbers_OI), -1, 2, 4).unbind(2)
+        numbers_OI = (lower | upper << 4).flatten(1)
+    words_SOW = numbers_OI.contiguous().view(torch.int32).view(-1, _STRIP, numbers_OI.shape[1] // 4)
+    return words_SOW.transpose(1, 2).contiguous().view(torch.uint8).flatten(1)
+
+
+def _in_strips(shared_OG: Tensor) -> Tensor:
+    """uint8 [S, G, bytes of a strip's outputs]."""
+    strips_SOG = _whole_strips(shared_OG).view(-1, _STRIP, shared_OG.shape[1])
+    return strips_SOG.transpose(1, 2).contiguous().view(torch.uint8)
+
+
+def _whole_strips(of_rows: Tensor) -> Tensor:
+    return F.pad(of_rows, (0, 0, 0, -len(of_rows) % _STRIP))
+
+
+def _powers_of_two(most_O: Tensor) -> Tensor:
+    """Not above each; 1 for zero."""
+    exponents_O = torch.frexp(most_O)[1] - 1
+    return torch.where(most_O > 0.0, torch.exp2(exponents_O.float()), 1.0).clamp_(min=_SMALLEST_FACTOR)
+
+
+def reference_product(
+    x_TI: Tensor,
+    weights: PackedWeights,
+    bias_O: Tensor | None = None,
+    *,
+    input_block: int | None = None,
+    scales_T: Tensor | None = None,
+) -> Tensor:
+    """What `PackedProduct` gives, by torch: float32 [T, O]."""
+    block = input_block or input_block_of(weights.group or weights.num_inputs)
+    blocks_TBi = x_TI.float().view(len(x_TI), -1, block)
+    if scales_T is None:
+        scales = blocks_TBi.abs().amax(-1, keepdim=True).div_(LARGEST).clamp_(min=SMALLEST_SCALE)
+    else:
+        scales = scales_T.view(-1, 1, 1)
+    rounded_TI = (blocks_TBi / scales).clamp_(-LARGEST, LARGEST).round_().mul_(scales).flatten(1)
+    out_TO = rounded_TI @ weights.dequantize().t()
+    return out_TO if bias_O is None else out_TO + bias_O.float()
