@@ -50,7 +50,7 @@ LoadFormat = Literal["auto", "safetensors", "dummy", "runai_streamer", "sharded_
 Policy = Literal["fcfs", "priority"]
 Device = Literal["auto", "cpu", "cuda"]
 Quantization = Literal["fp8", "int8"]
-KVCacheDType = Annotated[Literal["auto", "fp8"], Spellings({"fp8_e4m3": "fp8"})]
+KVCacheDType = Annotated[Literal["auto", "fp8", "fp8_e5m2"], Spellings({"fp8_e4m3": "fp8"})]
 MetricsNames = Literal["pagefleet", "vllm"]
 StructuredOutputsBackend = Literal["auto", "xgrammar", "guidance"]
 AttentionBackendName = Annotated[
@@ -125,7 +125,8 @@ class CacheConfig:
     gpu_memory_utilization: Annotated[float, Between(0, 1, over=True)] = 0.9
     """Share of the device's memory that weights, activations and KV cache may take together."""
     kv_cache_dtype: KVCacheDType = "auto"
-    """fp8: keep keys and values in 8 bits (e4m3), which holds twice the tokens; auto: in the model's type."""
+    """fp8: keep keys and values in 8 bits (e4m3), which holds twice the tokens; fp8_e5m2: with more range and less
+    precision, for models whose keys are large; auto: in the model's type."""
     enable_prefix_caching: bool = True
     """Reuse the blocks of equal prompt prefixes."""
 

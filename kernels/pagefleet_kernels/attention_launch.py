@@ -13,7 +13,7 @@ from pagefleet_kernels._triton import COMPILE_OPTIONS, next_power_of_2
 from pagefleet_kernels.attention_kernel import LONG, SHARED, SHORT, merge_parts_kernel, paged_attention_kernel
 from pagefleet_kernels.early_launch import early_launch
 from pagefleet_kernels.errors import UnsupportedShapeError
-from pagefleet_kernels.fp8 import FP8, as_bytes, has_native_fp8
+from pagefleet_kernels.fp8 import E5M2, FP8, as_bytes, fp8_form, has_native_fp8
 from pagefleet_kernels.layout import split_kv
 from pagefleet_kernels.paged_softmax import LOG2_E, needs_upcast
 from pagefleet_kernels.score_rule import ScoreRule
@@ -23,7 +23,7 @@ MERGED_AT_ONCE = 16
 """Parts that a program of the merge holds; more take further rounds of it."""
 MOST_ROWS_OF_CODES = 32
 """Of a tile over e4m3 that is decoded by arithmetic: that takes registers, and of 64 rows some forms spill."""
-KV_DTYPES = (torch.bfloat16, torch.float16, torch.float32, FP8)
+KV_DTYPES = (torch.bfloat16, torch.float16, torch.float32, FP8, E5M2)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -220,7 +220,7 @@ def run(
         SOFTCAP=rule.softcap is not None,
         SINKS=rule.sinks_N is not None,
         ALIBI=rule.alibi_slopes_N is not None,
-        FP8=queries.kv_cache.dtype == FP8,
+        FP8=fp8_form(queries.kv_cache.dtype),
         NATIVE_FP8=has_native_fp8(queries.q_TNH.device),
         UPCAST=needs_upcast(queries.q_TNH.dtype),
         num_warps=tile.num_warps,

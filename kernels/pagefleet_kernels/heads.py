@@ -12,7 +12,7 @@ from pagefleet_kernels._triton import COMPILE_OPTIONS, jit, next_power_of_2, tl
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.early_launch import early_launch, wait_for_inputs
 from pagefleet_kernels.errors import UnsupportedShapeError
-from pagefleet_kernels.fp8 import FP8, as_bytes, has_native_fp8
+from pagefleet_kernels.fp8 import as_bytes, fp8_form, has_native_fp8
 from pagefleet_kernels.kv_cache import check_write, store_kv
 from pagefleet_kernels.layout import split_kv
 from pagefleet_kernels.norm import apply_norm
@@ -116,7 +116,7 @@ def _launch(
         HAS_NORM=norms is not None,
         UNIT_OFFSET=forms[0],
         INTERLEAVED=forms[1],
-        FP8=kv_cache.dtype == FP8,
+        FP8=fp8_form(kv_cache.dtype),
         NATIVE=has_native_fp8(kv_cache.device),
         **early_launch(kv_cache.device),
         **COMPILE_OPTIONS,

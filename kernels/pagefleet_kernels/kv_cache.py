@@ -1,4 +1,4 @@
-"""Writing new keys and values into their pages; a pool in fp8 (e4m3) holds values divided by a scale.
+"""Writing new keys and values into their pages; a pool in fp8 (e4m3 or e5m2) holds values divided by a scale.
 
 Shapes: T tokens, K key heads, H head dim. A slot is `block_id * block_size + offset in the block`; slot -1 is padding.
 """
@@ -11,7 +11,7 @@ from pagefleet_kernels import reference
 from pagefleet_kernels._triton import COMPILE_OPTIONS, jit, next_power_of_2, tl
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.errors import UnsupportedShapeError
-from pagefleet_kernels.fp8 import FP8, as_bytes, encode_e4m3, has_native_fp8
+from pagefleet_kernels.fp8 import as_bytes, encode_fp8, fp8_form, has_native_fp8
 from pagefleet_kernels.layout import split_kv
 from pagefleet_kernels.tuning import launch_table
 
@@ -30,7 +30,7 @@ def write_kv(
 
     `kv_cache` is a layer's view of the pool (see `layout`), strided as it is; `slot_mapping` holds int32 or int64.
     Tokens of slot -1 are skipped. Two tokens with one slot leave either of them. Values are cast to the cache's dtype;
-    one of fp8 gets `value / scale`, at most 448, and the scales matter to no other.
+    one of fp8 gets `value / scale`, at most its largest, and the scales matter to no other.
     """
     check_write(k_TKH, v_TKH, kv_cache, slot_mapping_T)
     if choose_backend(k_TKH.device, backend) == "torch":
@@ -63,7 +63,7 @@ def write_kv(
         BLOCK_SIZE=block_size,
         BLOCK_HEADS=block_heads,
         DIM_PADDED=dim_padded,
-        FP8=kv_cache.dtype == FP8,
+        FP8=fp8_form(kv_cache.dtype),
         NATIVE=has_native_fp8(kv_cache.device),
         **COMPILE_OPTIONS,
     )
@@ -85,9 +85,9 @@ def check_write(k_TKH: torch.Tensor, v_TKH: torch.Tensor, kv_cache: torch.Tensor
 
 @jit()
 def store_kv(ptr, x, scale, mask, FP8: tl.constexpr, NATIVE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Store keys or values of any float into pages of theirs, or of fp8 as bytes."""
+    """Store keys or values of any float into pages of theirs, or of fp8 as bytes; FP8: see `fp8_form`."""
     if FP8:
-        tl.store(ptr, encode_e4m3(x.to(tl.float32) / scale, NATIVE), mask=mask)
+        tl.store(ptr, encode_fp8(x.to(tl.float32) / scale, FP8, NATIVE), mask=mask)
     else:
         tl.store(ptr, x.to(ptr.dtype.element_ty), mask=mask)
 

@@ -20,7 +20,7 @@ from pagefleet_kernels.attention_launch import KV_DTYPES, MERGED_AT_ONCE
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.early_launch import early_launch
 from pagefleet_kernels.errors import UnsupportedShapeError
-from pagefleet_kernels.fp8 import FP8, as_bytes, has_native_fp8
+from pagefleet_kernels.fp8 import FP8, LARGEST_FP8, as_bytes, fp8_form, has_native_fp8
 from pagefleet_kernels.paged_softmax import LOG2_E, as_operand, dot, load_pages, load_tile, needs_upcast, page_offsets
 from pagefleet_kernels.tuning import MIN_DOT_SIDE, WHOLE, Splits, decode_splits, launch_table
 
@@ -49,7 +49,8 @@ def latent_tile(num_rows: int, dtype: torch.dtype, stored: torch.dtype, *, nativ
     """For so many rows, of queries in `dtype` over latents in `stored`; no taller than they need."""
     if dtype == torch.float32:
         return _FLOAT32
-    tile = _PLAIN if stored != FP8 else _FP8 if native_fp8 else _DECODED
+    decoded = stored == FP8 and not native_fp8
+    tile = _PLAIN if stored not in LARGEST_FP8 else _DECODED if decoded else _FP8
     return replace(tile, block_m=min(tile.block_m, max(MIN_DOT_SIDE, next_power_of_2(num_rows))))
 
 
@@ -204,7 +205,7 @@ def _run(
         SHORT=is_short,
         UNIFORM=uniform,
         IN_PARTS=parts is not None,
-        FP8=call.latents.dtype == FP8,
+        FP8=fp8_form(call.latents.dtype),
         NATIVE_FP8=has_native_fp8(call.q_TNW.device),
         UPCAST=needs_upcast(call.q_TNW.dtype),
         num_warps=tile.num_warps,

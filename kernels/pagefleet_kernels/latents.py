@@ -11,7 +11,7 @@ from pagefleet_kernels import reference_latents
 from pagefleet_kernels._triton import COMPILE_OPTIONS, jit, next_power_of_2, tl
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.errors import UnsupportedShapeError
-from pagefleet_kernels.fp8 import FP8, as_bytes, has_native_fp8
+from pagefleet_kernels.fp8 import as_bytes, fp8_form, has_native_fp8
 from pagefleet_kernels.kv_cache import store_kv
 from pagefleet_kernels.norm import apply_norm
 from pagefleet_kernels.tuning import launch_table
@@ -75,7 +75,7 @@ def prepare_latents(
         BLOCK_SIZE=latents.shape[1],
         BLOCK_HEADS=block_heads,
         INTERLEAVED=interleaved,
-        FP8=latents.dtype == FP8,
+        FP8=fp8_form(latents.dtype),
         NATIVE=has_native_fp8(latents.device),
         **COMPILE_OPTIONS,
     )

@@ -13,7 +13,7 @@ import torch
 
 from pagefleet_kernels import _triton
 from pagefleet_kernels._triton import jit, tl
-from pagefleet_kernels.fp8 import decode_e4m3
+from pagefleet_kernels.fp8 import decode_fp8
 
 LOG2_E = log2(e)
 
@@ -72,9 +72,9 @@ def load_tile(ptr, offset_N, in_range_N, HEAD_DIM: tl.constexpr, DIM_PADDED: tl.
 
 @jit()
 def as_operand(tile_ND, dtype: tl.constexpr, FP8: tl.constexpr, NATIVE_FP8: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A tile in the dtype of the queries; FP8: it holds e4m3, as bytes."""
+    """A tile in the dtype of the queries; FP8: it holds bytes, see `fp8_form`."""
     if FP8:
-        return decode_e4m3(tile_ND, NATIVE_FP8).to(dtype)
+        return decode_fp8(tile_ND, FP8, NATIVE_FP8).to(dtype)
     return tile_ND.to(dtype)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from pagefleet_kernels.fp8 import FP8, FP8_MAX
+from pagefleet_kernels.fp8 import FP8, FP8_MAX, LARGEST_FP8
 from pagefleet_kernels.layout import split_kv
 
 LARGEST = {FP8: FP8_MAX, torch.int8: 127.0}
@@ -111,7 +111,8 @@ def write_kv(
 
 def stored(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
     """Keys or values as a pool of this type holds them."""
-    return (x.float() / scale).clamp_(-FP8_MAX, FP8_MAX).to(dtype) if dtype == FP8 else x.to(dtype)
+    largest = LARGEST_FP8.get(dtype)
+    return x.to(dtype) if largest is None else (x.float() / scale).clamp_(-largest, largest).to(dtype)
 
 
 def prepare_heads(

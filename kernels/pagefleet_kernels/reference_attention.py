@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from pagefleet_kernels.fp8 import FP8, as_bytes
+from pagefleet_kernels.fp8 import LARGEST_FP8, as_bytes
 from pagefleet_kernels.layout import split_kv
 from pagefleet_kernels.score_rule import ScoreRule
 
@@ -113,5 +113,5 @@ def _weights(scores_SNQL: torch.Tensor, hidden_S1QL: torch.Tensor, rule: ScoreRu
 def _gather_pages(pages: torch.Tensor, block_tables_SB: torch.Tensor) -> torch.Tensor:
     """Keys or values of every sequence in order, float32 [S, L, K, H], as they are stored."""
     stored = as_bytes(pages)[block_tables_SB.clamp(min=0).long()]
-    stored = stored.view(FP8) if pages.dtype == FP8 else stored
+    stored = stored.view(pages.dtype) if pages.dtype in LARGEST_FP8 else stored
     return stored.float().transpose(2, 3).flatten(1, 2)

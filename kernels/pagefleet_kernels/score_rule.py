@@ -8,7 +8,7 @@ from math import isfinite
 import torch
 
 from pagefleet_kernels.errors import UnsupportedShapeError
-from pagefleet_kernels.fp8 import FP8
+from pagefleet_kernels.fp8 import LARGEST_FP8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,7 +58,7 @@ class ScoreRule:
 
     def kv_scales(self, stored: torch.dtype) -> tuple[float, float]:
         """What keys and values of a pool in `stored` are to be multiplied by."""
-        return (self.k_scale, self.v_scale) if stored == FP8 else (1.0, 1.0)
+        return (self.k_scale, self.v_scale) if stored in LARGEST_FP8 else (1.0, 1.0)
 
     def check_heads(self, num_heads: int, device: torch.device) -> None:
         """Raise UnsupportedShapeError unless sinks and slopes are float32, one per head, on `device`."""

@@ -108,6 +108,7 @@ TYPES = {
     torch.uint8: "*u8",
     torch.bool: "*i1",
     torch.float8_e4m3fn: "*fp8e4nv",
+    torch.float8_e5m2: "*fp8e5",
 }
 
 
@@ -252,7 +253,7 @@ def compile_elementwise(dtype: torch.dtype) -> None:
     activation.activation(x, "relu", backend="triton")
     q, k, slots = x.view(4, 16, 128), x.view(4, 16, 128)[:, :4], torch.zeros(4, dtype=torch.int64)
     layout = KVLayout(num_blocks=4, num_layers=2, num_kv_heads=4, block_size=16, head_dim=128)
-    for cache_dtype in (dtype, fp8.FP8):
+    for cache_dtype in (dtype, fp8.FP8, fp8.E5M2):
         cache = layout.layer_view(torch.zeros(layout.shape, dtype=cache_dtype), 0)
         kv_cache.write_kv(k, k, cache, slots, backend="triton")
         for rotary_dim, norm_H in ((128, weight[:128]), (96, None)):

@@ -60,7 +60,7 @@ def make_batch(device: torch.device) -> Callable[..., PagedBatch]:
 
     The pool has two layers of which the second is used, pages lie in random order, and everything that no kernel may
     read (other pages, the rest of a last page, unused table entries) is NaN or out of range. With `fp8_scales` (of
-    keys and of values) the pool holds e4m3.
+    keys and of values) the pool holds `fp8`.
     """
 
     def build(
@@ -71,12 +71,13 @@ def make_batch(device: torch.device) -> Callable[..., PagedBatch]:
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
         fp8_scales: tuple[float, float] | None = None,
+        fp8: torch.dtype = FP8,
     ) -> PagedBatch:
         generator = torch.Generator().manual_seed(seed)
         num_heads, num_kv_heads = heads
         blocks_each = [-(-seq_len // block_size) for _, seq_len in lens]
         layout = KVLayout(sum(blocks_each) + 3, 2, num_kv_heads, block_size, head_dim)
-        pool = torch.full(layout.shape, float("nan"), device=device).to(FP8 if fp8_scales else dtype)
+        pool = torch.full(layout.shape, float("nan"), device=device).to(fp8 if fp8_scales else dtype)
         kv_cache = layout.layer_view(pool, 1)
         k_scale, v_scale = fp8_scales or (1.0, 1.0)
         order = torch.randperm(layout.num_blocks, generator=generator).to(torch.int32)
@@ -90,7 +91,7 @@ def make_batch(device: torch.device) -> Callable[..., PagedBatch]:
             slots = block_tables[seq, position // block_size].long() * block_size + position % block_size
             if fp8_scales:
                 # what the pool can hold exactly, so that an oracle sees the same keys and values
-                k, v = (x.to(FP8).to(dtype) * scale for x, scale in ((k, k_scale), (v, v_scale)))
+                k, v = (x.to(fp8).to(dtype) * scale for x, scale in ((k, k_scale), (v, v_scale)))
             write_kv(k, v, kv_cache, slots.to(device), k_scale=k_scale, v_scale=v_scale, backend="torch")
             keys.append(k)
             values.append(v)

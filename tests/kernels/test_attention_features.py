@@ -110,16 +110,16 @@ def test_all_features_over_shapes_and_dtypes(
 
 @pytest.mark.parametrize("lens", BATCHES.values(), ids=BATCHES)
 @pytest.mark.parametrize("features", [{}, FEATURES["all"]], ids=["plain", "all"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16])
+@pytest.mark.parametrize("fp8", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_fp8_pages_with_scales(
-    dtype: torch.dtype,
+    fp8: torch.dtype,
     features: dict[str, Any],
     lens: list[tuple[int, int]],
     make_batch: MakeBatch,
     assert_close: Close,
 ) -> None:
     scales = (0.5, 3.0)
-    batch = make_batch(lens, (4, 1), 16, dtype=dtype, fp8_scales=scales)
+    batch = make_batch(lens, (4, 1), 16, dtype=torch.bfloat16, fp8_scales=scales, fp8=fp8)
     scaled = features | {"k_scale": scales[0], "v_scale": scales[1]}
     twin = attend(batch, "torch", scaled)
     assert_close(twin, attend_densely(batch, features))

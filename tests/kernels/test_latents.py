@@ -9,7 +9,7 @@ import pytest
 import torch
 from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.errors import UnsupportedShapeError
-from pagefleet_kernels.fp8 import FP8
+from pagefleet_kernels.fp8 import E5M2, FP8, LARGEST_FP8
 from pagefleet_kernels.latent_attention import latent_attention
 from pagefleet_kernels.latents import prepare_latents
 
@@ -34,7 +34,7 @@ class Batch:
     max_query_len: int
 
     def attend(self, backend: Backend, num_splits: int | None = None) -> torch.Tensor:
-        scale = STORED_SCALE if self.latents.dtype == FP8 else 1.0
+        scale = STORED_SCALE if self.latents.dtype in LARGEST_FP8 else 1.0
         return latent_attention(
             self.q_TNW, self.latents, self.tables_SB, self.starts_S1, self.seq_lens_S, self.max_query_len,
             rank=self.rank, scale=0.2, stored_scale=scale, num_splits=num_splits, backend=backend,
@@ -63,7 +63,7 @@ def make_batch(
     kept = torch.randn(sum(counts) + 2, block_size, rank + rotated, generator=generator)
     # a view with gaps, as a layer's pages are
     pool = torch.zeros(len(kept), 2, block_size, rank + rotated, dtype=stored or dtype, device=device)
-    pool[:, 1] = (kept / STORED_SCALE if stored == FP8 else kept).to(pool.dtype).to(device)
+    pool[:, 1] = (kept / STORED_SCALE if stored in LARGEST_FP8 else kept).to(pool.dtype).to(device)
     new = [query_len for query_len, _ in lens]
     q = torch.randn(heads, sum(new) + pad, rank + rotated, generator=generator).to(dtype).to(device)
     return Batch(
@@ -94,8 +94,9 @@ def test_sums_in_16_bits(lens: Lens, dtype: torch.dtype, device: torch.device, a
 
 
 @pytest.mark.parametrize("lens", [MIXED, DECODE], ids=["mixed", "decode"])
-def test_latents_in_8_bits(lens: Lens, device: torch.device, assert_close: Close) -> None:
-    batch = make_batch(device, lens, stored=FP8)
+@pytest.mark.parametrize("stored", [FP8, E5M2])
+def test_latents_in_8_bits(lens: Lens, stored: torch.dtype, device: torch.device, assert_close: Close) -> None:
+    batch = make_batch(device, lens, stored=stored)
     assert_close(batch.attend("triton"), batch.attend("torch"))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from pagefleet_kernels.fp8 import FP8, FP8_MAX, as_bytes
+from pagefleet_kernels.fp8 import LARGEST_FP8, as_bytes
 from pagefleet_kernels.layout import KVLayout
 from torch import Tensor
 from torch.nn import functional as F
@@ -85,7 +85,7 @@ class TorchAttentionStep:
             (pool.v_tokens[index], v_TKH, spec.v_scale),
         ):
             if x_TKH is not None:
-                stored = _to_codes(x_TKH, scale) if pool.whole.dtype == FP8 else x_TKH
+                stored = _to_codes(x_TKH, scale, pool.whole.dtype) if pool.whole.dtype in LARGEST_FP8 else x_TKH
                 tokens.index_copy_(0, places, stored.reshape(-1, self._layout.head_dim))
 
     def pages(self, spec: AttentionSpec) -> Pages:
@@ -96,7 +96,7 @@ class TorchAttentionStep:
     def attend(self, spec: AttentionSpec, q_TNH: Tensor) -> Tensor:
         """See `AttentionStep.attend`."""
         kv_group, index = self._pool.places[spec.layer]
-        if self._pool.whole.dtype != FP8 and (spec.k_scale != 1.0 or spec.v_scale != 1.0):
+        if self._pool.whole.dtype not in LARGEST_FP8 and (spec.k_scale != 1.0 or spec.v_scale != 1.0):
             spec = replace(spec, k_scale=1.0, v_scale=1.0)
         groups = self._groups_for(kv_group, spec, q_TNH.dtype)
         if len(groups) == 1 and groups[0].kept is None and groups[0].token_index is None:
@@ -118,8 +118,8 @@ class TorchAttentionStep:
         """Attend the group's padded queries [S * Q, N, H]; returns as many outputs, contiguous."""
         layout, rows, num_heads = self._layout, group.num_rows, q.shape[1]
         kv = self._pool.pages[index].index_select(0, group.page_index)
-        if self._pool.whole.dtype == FP8:
-            kv = kv.view(FP8).to(q.dtype)
+        if self._pool.whole.dtype in LARGEST_FP8:
+            kv = kv.view(self._pool.whole.dtype).to(q.dtype)
         if spec.latent is not None:
             return attend_latents(group, kv.view(rows, -1, layout.head_dim), q, spec, spec.latent)
         k, v = kv.view(2, rows * layout.num_kv_heads, -1, layout.head_dim).unbind(0)
@@ -143,9 +143,10 @@ class TorchAttentionStep:
         return groups
 
 
-def _to_codes(values: Tensor, scale: float) -> Tensor:
-    """Values over `scale` in e4m3, as bytes; what is too large becomes the largest."""
-    return as_bytes((values / scale).clamp_(-FP8_MAX, FP8_MAX).to(FP8))
+def _to_codes(values: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """Values over `scale` in eight bits, as bytes; what is too large becomes the largest."""
+    largest = LARGEST_FP8[dtype]
+    return as_bytes((values / scale).clamp_(-largest, largest).to(dtype))
 
 
 def _is_plain(spec: AttentionSpec) -> bool:

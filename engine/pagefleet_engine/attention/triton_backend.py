@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pagefleet_kernels.attention import paged_attention
 from pagefleet_kernels.cascade_attention import cascade_attention
 from pagefleet_kernels.dispatch import Backend
-from pagefleet_kernels.fp8 import FP8
+from pagefleet_kernels.fp8 import LARGEST_FP8
 from pagefleet_kernels.kv_cache import write_kv
 from pagefleet_kernels.latent_attention import latent_attention
 from pagefleet_kernels.layout import KVLayout
@@ -85,7 +85,7 @@ class TritonAttentionStep:
             batch.max_query_len,
             rank=maps.rank,
             scale=spec.scale,
-            stored_scale=spec.k_scale if pages.kv_cache.dtype == FP8 else 1.0,
+            stored_scale=spec.k_scale if pages.kv_cache.dtype in LARGEST_FP8 else 1.0,
             backend=self.kernels,
         )
         return maps.values(sums_TNR.transpose(0, 1))

@@ -37,7 +37,7 @@ class Subject:
         device = torch.device("cuda" if torch.cuda.is_available() and options.get("device") != "cpu" else "cpu")
         overrides = options.get("hf_overrides")
         arch = read_arch(resolve_model_folder(model), str(overrides) if overrides else None)
-        kv_bytes = 1.0 if options.get("kv_cache_dtype") == "fp8" else 2.0
+        kv_bytes = 2.0 if options.get("kv_cache_dtype", "auto") == "auto" else 1.0
         weight_bytes, expert_bytes = _stored_bytes(arch, bool(options.get("quantization")), device)
         return cls(arch, ModelCost.of(arch, weight_bytes, kv_bytes, expert_bytes), measure_roofline(device))
 

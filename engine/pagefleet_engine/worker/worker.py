@@ -53,6 +53,7 @@ from pagefleet_engine.worker.rehearsal import rehearse, rehearse_everything, sho
 from pagefleet_engine.worker.runner_factory import Computing, RunnerFactory
 
 _log = logging.getLogger(__name__)
+_KV_DTYPES = {"fp8": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 
 class Worker:
@@ -82,7 +83,7 @@ class Worker:
         if self._device.type == "cuda" and self._communicators.data.size > 1:
             config = _of_copies(config, arch)
         self._config, self._part = config, self._communicators.part
-        fp8_cache = config.cache.kv_cache_dtype == "fp8"
+        fp8_cache = config.cache.kv_cache_dtype != "auto"
         arch = replace(arch, quantization=settle_quantization(arch.quantization, config.model.quantization, fp8_cache))
         max_model_len = resolve_max_model_len(config.model.max_model_len, arch.context_length, arch.default_length)
         arch = arch.for_length(max_model_len)
@@ -98,7 +99,7 @@ class Worker:
         limit_kernel_caches()
         self._native = native_library(self._device, enabled=config.execution.native_kernels)
         self._dtype = resolve_dtype(config.model.dtype, arch.dtype, self._device)
-        self._kv_dtype = torch.float8_e4m3fn if config.cache.kv_cache_dtype == "fp8" else self._dtype
+        self._kv_dtype = _KV_DTYPES.get(config.cache.kv_cache_dtype, self._dtype)
         self._balance = Balance(config.parallel.num_redundant_experts) if config.parallel.enable_eplb else None
         self._model = self._load(folder)
         self._balancer = self._make_balancer()

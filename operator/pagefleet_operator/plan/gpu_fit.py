@@ -323,7 +323,7 @@ def _weight_bytes(resolved: Resolved, facts: ModelFacts) -> tuple[int, int]:
 
 
 def _kv_itemsize(resolved: Resolved, facts: ModelFacts) -> int:
-    return 1 if _flag(resolved.args, "--kv-cache-dtype") == "fp8" else _ITEMSIZE[_dtype(resolved, facts)]
+    return 1 if _flag(resolved.args, "--kv-cache-dtype").startswith("fp8") else _ITEMSIZE[_dtype(resolved, facts)]
 
 
 def _flag(args: tuple[str, ...], name: str) -> str:

@@ -114,10 +114,11 @@ def test_chunks(chunk: int, rows: list[tuple[int, int]]) -> None:
 
 @pytest.mark.parametrize("rows", MIXES, ids=str)
 @pytest.mark.parametrize("features", [{}, FEATURES[-1]], ids=["plain", "all"])
-def test_a_pool_in_fp8_with_scales(features: dict[str, Any], rows: list[tuple[int, int]]) -> None:
+@pytest.mark.parametrize("stored", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_a_pool_in_fp8_with_scales(features: dict[str, Any], rows: list[tuple[int, int]], stored: torch.dtype) -> None:
     torch.manual_seed(0)
     spec = AttentionSpec(layer=2, scale=0.3, k_scale=0.25, v_scale=2.0, **features)
-    assert_backends_agree(spec, make_step(rows), torch.float8_e4m3fn)
+    assert_backends_agree(spec, make_step(rows), stored)
 
 
 def test_scales_are_of_no_matter_to_other_pools() -> None:

@@ -59,6 +59,7 @@ def test_every_family_serves(family: str, make_checkpoint: Callable[..., Path]) 
         {},
         {"quantization": "fp8"},
         {"kv_cache_dtype": "fp8"},
+        {"kv_cache_dtype": "fp8_e5m2"},
         {"cuda_graphs": "none"},
         {"cuda_graphs": "piecewise"},
         {"cuda_graphs": "full"},

@@ -69,6 +69,7 @@ def test_the_length_that_the_message_names_fits() -> None:
         ({"quantization": "fp8"}, 30.5, 8.0),
         ({"args": ["--kv-cache-dtype", "fp8"]}, 61.0, 4.0),
         ({"args": ["--kv-cache-dtype=fp8"]}, 61.0, 4.0),
+        ({"args": ["--kv-cache-dtype", "fp8_e5m2"]}, 61.0, 4.0),
         ({"args": ["--kv-cache-dtype", "fp8", "--kv-cache-dtype", "auto"]}, 61.0, 8.0),
         ({"dtype": "float16"}, 61.0, 8.0),
     ],
