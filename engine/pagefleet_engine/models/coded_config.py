@@ -41,6 +41,8 @@ def read_coded_group(group: ConfigFields, used: str) -> CodedScheme:
     kind, bits = weights.text("type", "int"), weights.count("num_bits", 8)
     if (kind, bits) != ("float", 4) or weights.count("group_size", scheme.group_size) != scheme.group_size:
         raise refusal(weights, f"{kind} of {bits} bits in groups of {weights.count('group_size', 0, low=-1)} in {used}")
+    if not weights.flag("symmetric", True):
+        raise refusal(weights, "numbers have a zero point (symmetric is false)")
     inputs = group.section("input_activations")
     if group.present("input_activations") and inputs.count("num_bits", 8) != 4:
         raise refusal(inputs, f"inputs of {inputs.count('num_bits', 8)} bits in {used}")

@@ -242,6 +242,10 @@ def test_dynamic_scales_of_the_whole_step_become_those_of_tokens() -> None:
             group({"type": "float", "num_bits": 4}, {"type": "float"}, format="nvfp4-pack-quantized"),
             "inputs of 8 bits in nvfp4-pack-quantized",
         ),
+        (
+            group({"type": "float", "num_bits": 4, "symmetric": False}, format="mxfp4-pack-quantized"),
+            "weights: numbers have a zero point",
+        ),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}, "group_size of NVFP4 is 32"),
         ({"bits": 4}, "quant_method is not given"),
         ({"quant_method": "deepspeedfp"}, "DeepSpeedFP (quant_method deepspeedfp) is not run: choose the model in"),
