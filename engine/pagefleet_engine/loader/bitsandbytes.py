@@ -12,6 +12,7 @@ Source: transformers' and bitsandbytes' serialisation (Dettmers et al., arXiv 23
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -44,6 +45,7 @@ def settled(files: Sequence[TensorSource]) -> Sequence[TensorSource]:
     """
     names = {name: file for file in files for name in file.names}
     states = {name.partition(_STATE)[0]: name for name in names if _STATE in name}
+    states = {weight: state for weight, state in states.items() if weight in names}
     rows = [name for name in names if name.endswith(_ROW_SCALES)]
     if not states and not rows:
         return files
@@ -51,7 +53,7 @@ def settled(files: Sequence[TensorSource]) -> Sequence[TensorSource]:
     made: dict[str, Tensor] = {}
     for weight, state in states.items():
         said = _state_of(names[state], state)
-        shapes[weight] = _shape_of(said, names[weight], weight) if weight in names else ()
+        shapes[weight] = _shape_of(said, names[weight], weight)
         parts = {part: _read(names[weight + part], weight + part) for part in _PARTS if weight + part in names}
         made[f"{weight}_absmax"] = _scales(said, parts, state).view(shapes[weight][0], -1)
     for name in rows:
@@ -101,6 +103,8 @@ def _scales(said: dict[str, Any], parts: dict[str, Tensor], state: str) -> Tenso
         size, offset = said.get("nested_blocksize"), said.get("nested_offset")
         if nested is None or values is None or not isinstance(size, int) or not isinstance(offset, float):
             raise ModelLoadError(f"{state}: scales of its scales (nested_absmax) are missing: download it again")
+        if values.numel() <= int(scales.max()) or nested.numel() * size < len(scales):
+            raise ModelLoadError(f"{state}: scales of its scales (nested_absmax) are too few: download it again")
         scales = values[scales.int()] * nested.repeat_interleave(size)[: len(scales)] + offset
     wanted = math.prod(said["shape"]) // _SCALES_OF
     if scales.numel() != wanted:
@@ -152,20 +156,19 @@ class _Settled:
 
 
 class _Made:
-    """Tensors of float32 in memory; a `TensorSource`, and its own `Pieces`."""
+    """Tensors of float32 in memory, one after another; a `TensorSource`, and its own `Pieces`."""
 
     def __init__(self, path: Path, tensors: dict[str, Tensor]) -> None:
-        self.path, self._tensors = path, tensors
-        self.names = list(tensors)
-        self._starts: dict[str, int] = {}
-        self._bytes = bytearray()
-        for name, tensor in tensors.items():
-            self._starts[name] = len(self._bytes)
-            self._bytes += tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        self.path, self.names = path, list(tensors)
+        self._shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        sizes = [4 * tensor.numel() for tensor in tensors.values()]
+        self._starts = dict(zip(self.names, itertools.accumulate(sizes, initial=0), strict=False))
+        whole = torch.cat([tensors.pop(name).flatten() for name in self.names])
+        self._bytes = memoryview(whole.view(torch.uint8).numpy())
 
     def shape(self, name: str) -> tuple[int, ...]:
         """See TensorSource."""
-        return tuple(self._tensors[name].shape)
+        return self._shapes[name]
 
     def dtype(self, name: str) -> str:
         """See TensorSource."""

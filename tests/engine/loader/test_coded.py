@@ -136,6 +136,9 @@ def test_scales_that_are_none(coded: Callable[[Coded], Path]) -> None:
     [
         ("weight.absmax", None, "its scales (absmax) are missing"),
         ("weight.nested_absmax", None, "scales of its scales (nested_absmax) are missing"),
+        ("weight.nested_absmax", torch.zeros(0), "scales of its scales (nested_absmax) are too few"),
+        ("weight.nested_quant_map", torch.zeros(3), "scales of its scales (nested_absmax) are too few"),
+        ("weight", None, "the weights lack model.layers.0.self_attn.o_proj.weight"),
         ("weight.quant_map", torch.ones(16), "a table of its own (quant_map) is not run"),
         ("weight", torch.zeros(9, 1, dtype=torch.uint8), "holds 9 bytes, and 64 x 64 numbers of 4 bits are 2048"),
         ("weight.absmax", torch.zeros(9, dtype=torch.uint8), "9 scales, 64 belong to its numbers"),
