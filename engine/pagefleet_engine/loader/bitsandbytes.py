@@ -164,7 +164,7 @@ class _Made:
         sizes = [4 * tensor.numel() for tensor in tensors.values()]
         self._starts = dict(zip(self.names, itertools.accumulate(sizes, initial=0), strict=False))
         whole = torch.cat([tensors.pop(name).flatten() for name in self.names])
-        self._bytes = memoryview(whole.view(torch.uint8).numpy())
+        self._bytes = whole.view(torch.uint8).numpy().data
 
     def shape(self, name: str) -> tuple[int, ...]:
         """See TensorSource."""
