@@ -22,6 +22,7 @@ _KNOWN = {
     "console": ("open the browser console of a service in a cluster", "pagefleet-operator"),
     "serve": ("run one engine with its OpenAI server", "pagefleet-engine"),
     "bench": ("measure engines, kernels and routers", "pagefleet-engine"),
+    "quantize": ("write a model's weights in 4 or 8 bits", "pagefleet-engine"),
     "route": ("run a router in front of engines", "pagefleet-router"),
     "operate": ("run the Kubernetes operator", "pagefleet-operator"),
     "download": ("bring a model into a folder, or tell what it is", "pagefleet-download"),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.linear_kernel import LinearKernel, PlainLinear, can_pack, linear_kernel
+from pagefleet_engine.layers.observed import ObservedMatrix
 from pagefleet_engine.layers.quantization.coded import CodedMatrix, CodedSlots
 from pagefleet_engine.layers.quantization.inputs import InputQuantizer
 from pagefleet_engine.layers.quantization.kernels import ExpandedLinear
@@ -122,8 +123,13 @@ def _matrix_slots(
     if scheme is not None:
         return dict(QuantizedSlots(scheme, shard_of(inputs), rows, placement, install).slots)
 
+    observer, names = placement.observer, placement.part_names(len(outputs))
+
     def take(weight_OI: Tensor) -> None:
-        install(PlainMatrix(weight_OI, placement.traceable))
+        if observer is None:
+            install(PlainMatrix(weight_OI, placement.traceable))
+        else:
+            install(ObservedMatrix(weight_OI, linear_kernel, observer.watch(names)))
 
     is_packed = not placement.traceable and can_pack(placement.dtype, placement.device)
     return {"weight": Weight(outputs, inputs, placement, take, kept=Kept(placement.dtype, is_copy=is_packed))}

@@ -8,7 +8,7 @@ the layer alone decides in which form weights live.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Protocol
@@ -42,6 +42,14 @@ class MovingExperts(Protocol):
 
     def add(self, layer: object) -> None:
         """`layers.moe.balanced.BalancedExperts`, of which this module knows nothing."""
+        ...
+
+
+class InputObserver(Protocol):
+    """Wants to know what a model's plain matrices multiply."""
+
+    def watch(self, names: Sequence[str]) -> Callable[[Tensor], None]:
+        """What gets the inputs [T, I] of each product of the matrix that the checkpoint has under these names."""
         ...
 
 
@@ -80,6 +88,8 @@ class Placement:
     """The checkpoint's matrices have a row for each input."""
     native: Library | None = None
     """The compiled kernels of a CPU."""
+    observer: InputObserver | None = None
+    """Who is told what matrices multiply, on a CPU and without `native`."""
 
     @property
     def native_layers(self) -> Library | None:
@@ -100,10 +110,12 @@ class Placement:
         Raises:
             ModelLoadError: these are quantized in different ways.
         """
-        if self.quantization is None:
-            return None
+        return None if self.quantization is None else self.quantization.scheme(self.part_names(num_parts))
+
+    def part_names(self, num_parts: int) -> list[str]:
+        """The checkpoint's names for the layer at `path`, which has so many of its projections in it."""
         *parents, layer = self.path.split(".")
-        return self.quantization.scheme([".".join((*parents, part)) for part in parts_of(layer, num_parts)])
+        return [".".join((*parents, part)) for part in parts_of(layer, num_parts)]
 
 
 def parts_of(layer: str, num_parts: int) -> tuple[str, ...]:

@@ -1,0 +1,1 @@
+"""`pagefleet quantize`: a checkpoint in a float type becomes one in fewer bits."""

@@ -1,0 +1,116 @@
+"""Writes a checkpoint: all of it, or nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.loader.checkpoint import TensorFile
+
+_FILE_BYTES = 2 << 30
+_MODE = 0o644
+_COPIED = (".json", ".txt", ".model", ".jinja", ".tiktoken")
+_INDEX = "model.safetensors.index.json"
+REPORT = "quantization_report.json"
+
+
+@contextmanager
+def new_folder(output: Path, needed_bytes: int) -> Iterator[Path]:
+    """A folder beside `output` that becomes it if all goes well, and is gone else.
+
+    Raises:
+        ConfigError: `output` exists, the disk has less room than is needed, or it cannot be written.
+    """
+    if output.exists():
+        raise ConfigError(f"--output {output} exists: give a new folder")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(output.parent).free
+        if free < needed_bytes:
+            raise ConfigError(
+                f"--output {output} takes {needed_bytes / 1e9:.2f} GB, and its disk has {free / 1e9:.2f} GB left: make "
+                "room, or give a folder on another"
+            )
+        with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as scratch:
+            folder = Path(scratch) / output.name
+            folder.mkdir()
+            yield folder
+            folder.rename(output)
+    except (OSError, SafetensorError) as error:
+        said = " ".join(str(getattr(error, "strerror", None) or error).split())[:160]
+        raise ConfigError(f"--output {output} cannot be written ({said}): nothing is left of it") from error
+
+
+class CheckpointWriter:
+    """Puts tensors into files of a folder as they come; `finish` names the files and makes the index."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._waiting: dict[str, Tensor] = {}
+        self._parts: list[list[str]] = []
+        self.num_bytes = 0
+        """Of all tensors so far."""
+
+    def add(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take tensors, each once."""
+        for name, tensor in tensors.items():
+            self._waiting[name] = tensor.contiguous()
+            self.num_bytes += tensor.nbytes
+            if sum(waiting.nbytes for waiting in self._waiting.values()) >= _FILE_BYTES:
+                self._flush()
+
+    def copy(self, files: Sequence[TensorFile], names: frozenset[str]) -> None:
+        """Take tensors as they are in other files."""
+        for file in files:
+            with safe_open(file.path, framework="pt", device="cpu") as opened:
+                for name in file.names:
+                    if name in names:
+                        self.add({name: opened.get_tensor(name)})
+
+    def finish(self) -> None:
+        """All tensors are here."""
+        self._flush()
+        count = len(self._parts)
+        names = ["model.safetensors"]
+        if count > 1:
+            names = [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
+            places = {name: file for file, part in zip(names, self._parts, strict=True) for name in part}
+            index = {"metadata": {"total_size": self.num_bytes}, "weight_map": places}
+            write_json(self._folder / _INDEX, index)
+        for number, name in enumerate(names):
+            self._part(number).chmod(_MODE)  # the library leaves them to their owner alone
+            self._part(number).rename(self._folder / name)
+
+    def _flush(self) -> None:
+        if self._waiting:
+            save_file(self._waiting, self._part(len(self._parts)), {"format": "pt"})
+            self._parts.append(list(self._waiting))
+            self._waiting = {}
+
+    def _part(self, number: int) -> Path:
+        return self._folder / f"part-{number}.safetensors"
+
+
+def write_config(source: Path, folder: Path, section: Mapping[str, Any]) -> None:
+    """The model's other files, and its config.json with `quantization_config`."""
+    for file in sorted(source.iterdir()):
+        is_index = file.name.endswith(".index.json")
+        if file.suffix in _COPIED and not file.name.startswith(".") and not is_index and file.name != REPORT:
+            shutil.copyfile(file, folder / file.name)
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    write_json(folder / "config.json", {**config, "quantization_config": section})
+
+
+def write_json(file: Path, content: Mapping[str, Any]) -> None:
+    """Indented, with a line feed at the end."""
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
