@@ -11,7 +11,7 @@ Shapes: T tokens, I inputs, O outputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -23,14 +23,9 @@ from pagefleet_engine.models.arch import ModelArch
 
 _CANDIDATES = 20
 _SMALLEST = 1e-4
-_NORMED = (
-    ("input_layernorm", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
-    ("input_layernorm", ("self_attn.qkv_proj",)),
-    ("pre_feedforward_layernorm", ("mlp.gate_proj", "mlp.up_proj")),
-    ("post_attention_layernorm", ("mlp.gate_proj", "mlp.up_proj")),
-    ("post_attention_layernorm", ("mlp.gate_up_proj",)),
-)
-"""Norms and all that reads them; the first of two norms that is there counts."""
+_ATTENTION = (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("self_attn.qkv_proj",))
+_MLP = (("mlp.gate_proj", "mlp.up_proj"), ("mlp.gate_up_proj",), ("mlp.fc1",))
+"""What reads a norm, in one spelling or another."""
 _PRODUCTS = (("up_proj", "down_proj"), ("w3", "w2"))
 """What is multiplied by a gate, and what reads the product."""
 
@@ -53,12 +48,18 @@ def folds_of(layer: str, tensors: Mapping[str, Tensor], quantized: frozenset[str
     def has(*names: str) -> bool:
         return all(f"{name}.weight" in tensors for name in names)
 
+    def readers(kinds: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+        named = [tuple(f"{layer}.{end}" for end in ends) for ends in kinds]
+        return next((names for names in named if has(*names) and quantized.issuperset(names)), ())
+
     found: list[Fold] = []
-    for norm, ends in _NORMED:
-        readers = tuple(f"{layer}.{end}" for end in ends)
-        taken = {reader for fold in found for reader in fold.readers}
-        if has(f"{layer}.{norm}", *readers) and quantized.issuperset(readers) and taken.isdisjoint(readers):
-            found.append(Fold(f"{layer}.{norm}", readers))
+    if has(before := f"{layer}.input_layernorm"):
+        norms = (f"{layer}.pre_feedforward_layernorm", f"{layer}.post_attention_layernorm")
+        second = next((norm for norm in norms if has(norm)), None)
+        if second is None:  # attention and MLP stand side by side
+            found.append(Fold(before, readers(_ATTENTION) + readers(_MLP)))
+        else:
+            found += [Fold(before, readers(_ATTENTION)), Fold(second, readers(_MLP))]
     values, output = f"{layer}.self_attn.v_proj", f"{layer}.self_attn.o_proj"
     if has(values, output) and output in quantized and arch.clip_qkv is None:
         rows, columns = len(tensors[f"{values}.weight"]), tensors[f"{output}.weight"].shape[1]
@@ -69,7 +70,7 @@ def folds_of(layer: str, tensors: Mapping[str, Tensor], quantized: frozenset[str
         for source, reader in _PRODUCTS:
             if end == reader and arch.mlp_gate and has(f"{parent}.{source}"):
                 found.append(Fold(f"{parent}.{source}", (name,)))
-    return found
+    return [fold for fold in found if fold.readers]
 
 
 def find_scales(fold: Fold, tensors: Mapping[str, Tensor], sample: Sample, grid: Grid, size: int | None) -> Tensor:

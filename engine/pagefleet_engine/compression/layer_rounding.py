@@ -45,7 +45,7 @@ class LayerRounding:
         self._observer = Observer(self._names, make)
         return self._observer
 
-    def check_folds(self, left: Sequence[Tensor], entering: Sequence[Tensor], batches: Sequence[Batch]) -> None:
+    def find_folds(self, left: Sequence[Tensor], entering: Sequence[Tensor], batches: Sequence[Batch]) -> None:
         """Find AWQ's scales, and see that the layer gives what it gave.
 
         Raises:
@@ -54,6 +54,7 @@ class LayerRounding:
         if self._recipe.algorithm != "awq":
             return
         arch = self._stages.arch
+        what = f"layer {self._layer} of {arch.model_type} has no place for AWQ's scales"
         prefixes = {name.partition(".self_attn.")[0] for name in self._names if ".self_attn." in name}
         for prefix in sorted(prefixes):
             for fold in folds_of(prefix, self._tensors, self._names, arch):
@@ -61,14 +62,13 @@ class LayerRounding:
                 self._scales |= dict.fromkeys(fold.readers, scales_I)
                 now = {**self._tensors, **self._folded}
                 self._folded |= folded(fold, scales_I, now, unit_offset=arch.model_type.startswith("gemma"))
+        if not self._folded:
+            raise ConfigError(f"{what}: give --algorithm gptq")
         model = self._stages.build(self._layer, {**self._tensors, **self._folded})
         (expected_TD,), (found_TD,) = left, self._stages.run(model, entering, batches)
         error = float((found_TD - expected_TD).float().norm() / expected_TD.float().norm())
         if not error < _FOLDED_ERROR:
-            raise ConfigError(
-                f"layer {self._layer} of {arch.model_type} has no place for AWQ's scales (its outputs change by "
-                f"{error:.0%}): give --algorithm gptq"
-            )
+            raise ConfigError(f"{what} (its outputs change by {error:.0%}): give --algorithm gptq")
 
     def round(self) -> tuple[dict[str, Tensor], list[MatrixReport]]:
         """The new tensors of quantized matrices, and others that changed; and what each lost.

@@ -23,7 +23,7 @@ from pagefleet_engine.compression.stored import stored_bytes
 from pagefleet_engine.compression.writer import REPORT, CheckpointWriter, new_folder, write_config, write_json
 from pagefleet_engine.config import DType
 from pagefleet_engine.errors import ConfigError, ModelLoadError
-from pagefleet_engine.layers.quantization_scheme import matches
+from pagefleet_engine.layers.quantization_scheme import Quantization, matches
 from pagefleet_engine.loader.load import resolve_dtype
 from pagefleet_engine.models.config_file import read_arch
 
@@ -103,7 +103,7 @@ class Layers:
                     "-1 for whole rows, or --ignore the layer"
                 )
         self.quantization = recipe.quantization((_HEAD, *recipe.ignore))
-        stages.shapes(self.quantization)
+        _shapes(stages, self.quantization)
         self._stored = stages.stored_names()
         replaced = {self._stored[f"{name}.weight"] for name in self.names}
         found = {name: file for file in stages.files for name in file.names}
@@ -157,7 +157,7 @@ class _Run:
         if self._calibration:
             left = stages.run(plain, self._entering, self._calibration)
             observer.is_open = False
-            rounding.check_folds(left[:1], self._entering[:1], self._calibration[:1])
+            rounding.find_folds(left[:1], self._entering[:1], self._calibration[:1])
             del left
         self._before = stages.run(plain, self._before, self._held_out)
         is_last = layer == stages.arch.num_layers - 1
@@ -187,7 +187,14 @@ def _tokens(batches: Sequence[Batch]) -> list[Tensor]:
 def _linears(stages: Stages, ignored: Sequence[str]) -> frozenset[str]:
     """Matrices that the engine would read quantized: tried with a form that divides any."""
     whole = Recipe(scheme="w8a16", algorithm="rtn").quantization((_HEAD, *ignored))
-    return frozenset(name.removesuffix(_SCALE) for name in stages.shapes(whole) if name.endswith(_SCALE))
+    return frozenset(name.removesuffix(_SCALE) for name in _shapes(stages, whole) if name.endswith(_SCALE))
+
+
+def _shapes(stages: Stages, quantization: Quantization) -> dict[str, tuple[int, ...]]:
+    try:
+        return stages.shapes(quantization)
+    except ModelLoadError as error:
+        raise ConfigError(f"the model could not be run when it is quantized so: {error}; or --ignore it") from None
 
 
 def _check_patterns(patterns: Sequence[str], names: frozenset[str]) -> None:

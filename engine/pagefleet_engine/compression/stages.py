@@ -6,8 +6,10 @@ Shapes: T tokens, D hidden size, S sequences, B blocks of a sequence, V vocabula
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,19 +22,17 @@ from pagefleet_engine.attention.torch_backend import TorchBackend
 from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.quantization_scheme import Quantization
-from pagefleet_engine.layers.weight import InputObserver, Placement
+from pagefleet_engine.layers.weight import InputObserver, Placement, Weight
 from pagefleet_engine.loader.checkpoint import TensorFile, checkpoint_files
 from pagefleet_engine.loader.load import checkpoint_dtype, foreign_names
 from pagefleet_engine.loader.safetensors import Reading, fill_from_safetensors, layout_of
-from pagefleet_engine.loader.save_shards import Collector
-from pagefleet_engine.loader.weight_map import weight_map
+from pagefleet_engine.loader.weight_map import Destination, weight_map
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.model import Model, build_model
 
 _BLOCK_SIZE = 16
 _BATCH_TOKENS = 2048
 _LOGIT_ROWS = 256
-_NO_LIMIT = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +130,19 @@ class Stages:
             ModelLoadError: they are missing, of another form, or no numbers.
         """
         place = replace(self.placement(layer), dtype=self.stored_dtype)
-        destinations = weight_map(build_model(self.arch, place).weights())
         tensors: dict[str, Tensor] = {}
-        collector = Collector(destinations, tensors.update, _NO_LIMIT)
-        foreign = foreign_names(self.arch, place)
-        reading = Reading(self.files, collector)
+        # As they are stored: the layer's own slots put rows in another order where it wants them so.
+        destinations = {
+            name: Destination(_whole(place, own.shape, own.weight.dtype, partial(tensors.__setitem__, name)), 0)
+            for name, own in weight_map(build_model(self.arch, place).weights()).items()
+        }
         fill_from_safetensors(
-            self._folder, destinations, self.arch.tie_word_embeddings, foreign=foreign, reading=reading
+            self._folder,
+            destinations,
+            self.arch.tie_word_embeddings,
+            foreign=foreign_names(self.arch, place),
+            reading=Reading(self.files),
         )
-        collector.flush()
         for name, tensor in tensors.items():
             if not bool(tensor.isfinite().all()):
                 raise ModelLoadError(f"{self._folder}: {name} holds what is no finite number: download the model again")
@@ -168,6 +172,12 @@ class Stages:
             model.forward(tensor.clone(), batch.positions(), backend.begin(batch.geometry()))
             for tensor, batch in zip(entering, batches, strict=True)
         ]
+
+
+def _whole(place: Placement, shape: tuple[int, ...], dtype: torch.dtype, take: Callable[[Tensor], None]) -> Weight:
+    """A slot for a tensor of the checkpoint that hands it on as it is."""
+    flat = Weight((math.prod(shape),), None, place, lambda tensor: take(tensor.view(shape)), dtype=dtype)
+    return flat.stored_as(shape)
 
 
 def negative_log_likelihood(model: Model, hidden: Sequence[Tensor], batches: Sequence[Batch]) -> float:
