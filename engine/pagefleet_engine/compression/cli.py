@@ -66,7 +66,7 @@ def _run(config: QuantizeConfig) -> str:
         scheme=config.scheme,
         algorithm=algorithm,
         group_size=config.group_size if in_groups else None,
-        actorder=config.actorder if algorithm == "gptq" and in_groups else "none",
+        actorder=config.actorder if algorithm == "gptq" else "none",
         dampening_frac=config.dampening_frac,
         ignore=config.ignore,
     )

@@ -39,54 +39,32 @@ class Gptq:
         weight_OI, gram_II = weight_OI.float().clone(), gram_II.clone()
         inputs = weight_OI.shape[1]
         size = self.group_size or inputs
+        # Scales are those of the weights as they were: so inputs may be rounded in any order.
+        groups = [self.grid.fit(group_OI) for group_OI in torch.split(weight_OI, size, 1)]
         silent_I = gram_II.diagonal() == 0.0  # inputs that were always 0 may become anything
         gram_II.diagonal()[silent_I] = 1.0
-        fixed = _NeighbourGroups(weight_OI, self.grid, size) if self.actorder == "weight" else None
         weight_OI[:, silent_I] = 0.0
         order_I = torch.arange(inputs)
-        if self.actorder != "none":
+        if self.actorder == "weight":
             order_I = gram_II.diagonal().argsort(descending=True, stable=True)
         weight_OI, gram_II = weight_OI[:, order_I], gram_II[order_I][:, order_I]
         factor_II = _inverse_factor(gram_II, self.dampening_frac)
 
         numbers_OI = torch.empty_like(weight_OI)
-        groups: list[tuple[Tensor, Tensor]] = []
-        step = max(_BLOCK // size, 1) * size if size < inputs else _BLOCK
-        if size == inputs:
-            groups.append(self.grid.fit(weight_OI))
-        for start in range(0, inputs, step):
-            stop = min(start + step, inputs)
+        for start in range(0, inputs, _BLOCK):
+            stop = min(start + _BLOCK, inputs)
             block_OI, own_II = weight_OI[:, start:stop], factor_II[start:stop, start:stop]
             errors_OI = torch.empty_like(block_OI)
-            for column in range(stop - start):
-                if fixed is None and size < inputs and (start + column) % size == 0:
-                    groups.append(self.grid.fit(block_OI[:, column : column + size]))
-                scale_O1, zero_O1 = groups[-1] if fixed is None else fixed.of_input(int(order_I[start + column]))
+            for column, place in enumerate(order_I[start:stop].tolist()):
+                scale_O1, zero_O1 = groups[place // size]
                 now_O1 = block_OI[:, column, None]
                 number_O1 = self.grid.nearest(now_O1, scale_O1, zero_O1)
                 error_O1 = (now_O1 - (number_O1 - zero_O1) * scale_O1) / own_II[column, column]
                 block_OI[:, column:] -= error_O1 * own_II[column, column:]
-                numbers_OI[:, start + column, None], errors_OI[:, column, None] = number_O1, error_O1
+                numbers_OI[:, place, None], errors_OI[:, column, None] = number_O1, error_O1
             weight_OI[:, stop:] -= errors_OI @ factor_II[start:stop, stop:]
-
-        if fixed is not None:
-            groups = fixed.groups
         scales_OG, zeros_OG = (torch.cat(parts, 1) for parts in zip(*groups, strict=True))
-        place_I = order_I.argsort()
-        own_groups = place_I // size if self.actorder == "group" and size < inputs else None
-        return Rounded(numbers_OI[:, place_I].contiguous(), scales_OG, zeros_OG, own_groups)
-
-
-class _NeighbourGroups:
-    """Scales that are known before anything is rounded."""
-
-    def __init__(self, weight_OI: Tensor, grid: Grid, size: int) -> None:
-        self.groups = [grid.fit(group_OI) for group_OI in torch.split(weight_OI, size, 1)]
-        self._size = size
-
-    def of_input(self, number: int) -> tuple[Tensor, Tensor]:
-        """Scale and zero point, each [O, 1]."""
-        return self.groups[number // self._size]
+        return Rounded(numbers_OI, scales_OG, zeros_OG)
 
 
 def _inverse_factor(gram_II: Tensor, dampening_frac: float) -> Tensor:

@@ -61,15 +61,13 @@ class Grid:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rounded:
-    """A matrix in such numbers; all are float32 but groups."""
+    """A matrix in such numbers, all float32; groups are of neighbours."""
 
     numbers_OI: Tensor
     scales: Tensor
     """[O, G], or [B, C] with blocks."""
     zeros_OG: Tensor
     """All 0 where the grid is symmetric, as with blocks."""
-    groups_I: Tensor | None = None
-    """int64, the group of each input; None: groups are of neighbours."""
     block: int | None = None
     """Rows and columns of a block."""
 
@@ -79,9 +77,7 @@ class Rounded:
         if self.block is not None:
             scale_OC = self.scales.repeat_interleave(self.block, 0)[:outputs]
             return self.numbers_OI * scale_OC.repeat_interleave(self.block, 1)[:, :inputs]
-        groups_I = self.groups_I
-        if groups_I is None:
-            groups_I = torch.arange(inputs) // (inputs // self.scales.shape[1])
+        groups_I = torch.arange(inputs) // (inputs // self.scales.shape[1])
         return (self.numbers_OI - self.zeros_OG[:, groups_I]) * self.scales[:, groups_I]
 
 

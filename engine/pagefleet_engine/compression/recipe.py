@@ -28,8 +28,8 @@ class Recipe:
     group_size: int | None = None
     """Inputs of a row that share a scale, in W4A16 and W8A16; None: all."""
     actorder: ActOrder = "none"
-    """Of GPTQ: the order in which inputs are rounded. weight: the largest first, in groups of neighbours; group: groups
-    are of that order too."""
+    """Of GPTQ: the order in which inputs are rounded. weight: the largest first, in groups of neighbours (compressed-
+    tensors has given up groups of that order)."""
     dampening_frac: float = 0.01
     """Of GPTQ: share of the mean of the Hessian's diagonal that is added to it."""
     ignore: tuple[str, ...] = ()
@@ -64,10 +64,6 @@ class Recipe:
             )
         if self.algorithm == "awq" and not self.is_packed:
             raise ConfigError(f"--algorithm awq is for weights alone, and --scheme is {self.scheme}: give gptq or rtn")
-        if self.actorder != "none" and (self.algorithm != "gptq" or not self.is_packed):
-            raise ConfigError(
-                f"--actorder {self.actorder} is for --algorithm gptq with a scheme of weights alone: leave it out"
-            )
 
     def section(self, ignored: Sequence[str]) -> dict[str, Any]:
         """`quantization_config` for config.json."""

@@ -12,7 +12,7 @@ from pagefleet_engine.config import DType
 
 Scheme = Literal["fp8", "fp8-block", "int8", "w4a16", "w4a16-asym", "w8a16"]
 Algorithm = Literal["rtn", "gptq", "awq"]
-ActOrder = Literal["none", "weight", "group"]
+ActOrder = Literal["none", "weight"]
 
 _SCHEMES = {
     "FP8_DYNAMIC": "fp8",
@@ -43,8 +43,7 @@ class QuantizeConfig:
     group_size: Annotated[int, Between(-1)] = 128
     """Inputs of a row that share a scale, in w4a16 and w8a16; -1: all."""
     actorder: ActOrder = "weight"
-    """Order in which gptq rounds inputs of w4a16 and w8a16. weight: the largest first. group: groups are of that order
-    too, which takes a permutation at run time."""
+    """Order in which gptq rounds inputs. weight: the largest first; groups stay those of neighbours."""
     dampening_frac: Share = 0.01
     """Of gptq: share of the mean of the Hessian's diagonal that is added to it."""
     calibration: Path | None = None

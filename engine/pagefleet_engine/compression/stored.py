@@ -31,11 +31,6 @@ def stored_tensors(layer: str, matrix: Rounded, recipe: Recipe, dtype: torch.dty
     if not recipe.is_symmetric:
         zeros_GO = (matrix.zeros_OG + middle).to(torch.uint8).t()
         tensors[f"{layer}.weight_zero_point"] = pack(zeros_GO, bits).t().contiguous()
-    if recipe.actorder == "group" and recipe.group_size is not None:
-        groups_I = matrix.groups_I  # of all matrices, also of those that were rounded in their own order
-        if groups_I is None:
-            groups_I = torch.arange(matrix.numbers_OI.shape[1]) // recipe.group_size
-        tensors[f"{layer}.weight_g_idx"] = groups_I.to(torch.int32)
     return tensors
 
 
