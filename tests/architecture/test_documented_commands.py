@@ -15,6 +15,8 @@ import pytest
 from pagefleet_download.cli import DOWNLOAD, DownloadConfig
 from pagefleet_engine.bench.cli import BENCHMARKS
 from pagefleet_engine.cli import read_configuration as read_serve
+from pagefleet_engine.compression.cli import QUANTIZE
+from pagefleet_engine.compression.settings import QuantizeConfig
 from pagefleet_operator.chat.cli import CHAT, ChatConfig, TalkConfig
 from pagefleet_operator.chat.run_cli import RUN, RunConfig
 from pagefleet_operator.cli import UP, UpConfig
@@ -104,6 +106,7 @@ VERBS: Mapping[str, Callable[[Sequence[str]], object]] = {
     "chat": parse_program(CHAT, ChatConfig, TalkConfig),
     "console": parse_console,
     "download": parse_program(DOWNLOAD, DownloadConfig),
+    "quantize": parse_program(QUANTIZE, QuantizeConfig),
     "operate": parse_program(OPERATE),
     "bench": parse_bench,
     "doctor": argparse.ArgumentParser().parse_args,

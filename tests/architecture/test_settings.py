@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from pagefleet_download import cli as download
 from pagefleet_engine import cli as serve
+from pagefleet_engine.compression import cli as quantize
 from pagefleet_engine.settings import SERVE
 from pagefleet_operator import cli as up
 from pagefleet_operator import operate_cli
@@ -23,6 +24,7 @@ PROGRAMS: dict[str, tuple[Program, Callable[[Sequence[str] | None], int]]] = {
     "chat": (chat.CHAT, chat.main),
     "run": (run.RUN, run.main),
     "download": (download.DOWNLOAD, download.main),
+    "quantize": (quantize.QUANTIZE, quantize.main),
 }
 
 
