@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,9 +17,13 @@ from pagefleet_engine.layers.quantization.form import (
     form_on_cpu,
     form_with_kernels,
     kept_dtype,
+    packed_form_on,
 )
-from pagefleet_engine.layers.quantization_scheme import Quantization, QuantizationScheme, Rule
+from pagefleet_engine.layers.quantization_scheme import PackedScheme, Quantization, QuantizationScheme, Rule
+from pagefleet_engine.layers.shard import shard_of
 from pagefleet_engine.layers.weight import Placement
+
+from tests.fakes.native_kernels import native_library
 
 CPU = torch.device("cpu")
 FP8 = QuantizationScheme(number="fp8", weight_scales="channel", input_scales="token")
@@ -65,6 +70,50 @@ def test_a_cpu_multiplies_int8_where_it_can() -> None:
     assert form_on_cpu(FP8, has_int8=True)[0] is Form.RESCALED
     assert form_on_cpu(WEIGHTS_ONLY, has_int8=True)[0] is Form.EXPANDED
     assert form_on_cpu(blocks(128, 128), has_int8=True)[0] is Form.EXPANDED
+
+
+W4A16 = PackedScheme(packing="awq", bits=4, group_size=128, zero_points=True)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "inputs", "reason"),
+    [
+        (W4A16, 4096, ""),
+        (replace(W4A16, group_size=48), 96, ""),
+        (replace(W4A16, group_size=None), 4096, ""),
+        (replace(W4A16, inputs=INT8.rounding), 4096, ""),
+        (replace(W4A16, inputs=FP8.rounding), 4096, "round inputs to int8"),
+        (replace(W4A16, group_size=24), 4800, "a multiple of 16 inputs"),
+        (replace(W4A16, group_size=16), 48, "a multiple of 16 inputs"),
+        (replace(W4A16, bits=8, group_size=16), 48, ""),
+    ],
+)
+def test_compiled_kernels_keep_the_bits_of_groups_that_they_take(
+    scheme: PackedScheme, inputs: int, reason: str
+) -> None:
+    form, said = packed_form_on(
+        scheme, shard_of(inputs), Placement(torch.bfloat16, CPU, False, native=native_library())
+    )
+    assert form is (Form.EXPANDED if reason else Form.NATIVE)
+    assert reason in said
+
+
+def test_without_compiled_kernels_few_bits_are_expanded() -> None:
+    for placement in (
+        Placement(torch.bfloat16, CPU, False),
+        Placement(torch.float16, CPU, False, native=native_library()),
+    ):
+        form, said = packed_form_on(W4A16, shard_of(4096), placement)
+        assert form is Form.EXPANDED
+        assert "without compiled kernels" in said
+
+
+def test_compiled_kernels_multiply_int8_whose_inputs_lie_around_zero() -> None:
+    placement = Placement(torch.bfloat16, CPU, False, native=native_library())
+    assert form_on(INT8, 4096, placement) == (Form.NATIVE, "")
+    for scheme in (FP8, WEIGHTS_ONLY, replace(INT8, input_zero_points=True)):
+        assert form_on(scheme, 4096, placement)[0] is not Form.NATIVE
+    assert form_on(INT8, 4090, placement)[0] is not Form.NATIVE
 
 
 WHAT_ONEDNN_USES = """
