@@ -11,9 +11,17 @@ import torch.nn.functional as F
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.linear import GatedLinear, Linear
 from pagefleet_engine.layers.quantization import form as form_module
-from pagefleet_engine.layers.quantization.inputs import joined
-from pagefleet_engine.layers.quantization_scheme import Quantization, QuantizationScheme, RoundedNumber, Rule, on_load
+from pagefleet_engine.layers.quantization.inputs import InputQuantizer, joined
+from pagefleet_engine.layers.quantization_scheme import (
+    Quantization,
+    QuantizationScheme,
+    RoundedNumber,
+    Rounding,
+    Rule,
+    on_load,
+)
 from pagefleet_engine.layers.weight import HasWeights, Placement, Weight
+from pagefleet_engine.ranks.group import Alone, Reduction
 from torch import Tensor
 
 from tests.fakes.native_kernels import native_library
@@ -228,3 +236,23 @@ def test_inputs_beyond_a_bound_count_as_that(use_kernels: bool) -> None:
     assert layer.rounding is None
     expected = F.linear(rounded_inputs(x.clamp(-2.0, 2.0), recipe), weight)
     torch.testing.assert_close(layer(x).double(), expected, rtol=2e-5, atol=2e-5)
+
+
+@torch.inference_mode()
+def test_ranks_that_share_a_token_share_its_zero_point() -> None:
+    x = numbers(3, INPUTS, seed=6) + 1.0
+    ends = torch.stack((-x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)))
+
+    class Both(Alone):
+        def all_reduce(self, x: Tensor, reduction: Reduction = "sum") -> Tensor:
+            assert reduction == "max"
+            return torch.maximum(x, ends)
+
+    rounding = Rounding(number="int8", scales="token", zero_points=True)
+    whole, scale, zero = InputQuantizer(rounding, None).numbers(x)
+    part, own_scale, own_zero = InputQuantizer(rounding, None, Both()).numbers(x[:, :32])
+    assert zero is not None
+    assert own_zero is not None
+    assert torch.equal(part, whole[:, :32])
+    assert torch.equal(own_scale, scale)
+    assert torch.equal(own_zero, zero)
