@@ -52,6 +52,7 @@ def write_gguf(
     path: Path,
     *,
     matrices: Type = Type.F32,
+    types: Mapping[str, Type] | None = None,
     shape: Mapping[str, Any] | None = None,
     others: Mapping[str, Any] | None = None,
 ) -> None:
@@ -61,6 +62,7 @@ def write_gguf(
         folder: holds config.json and weights.
         path: of the file.
         matrices: their type, that of the embedding too.
+        types: of some, by a part of their names.
         shape: metadata of the architecture, in place of what config.json says, or more.
         others: more metadata.
     """
@@ -91,7 +93,8 @@ def write_gguf(
     for name, value in (others or {}).items():
         add_value(writer, name, value)
     for name, numbers in _tensors(config, _weights(folder)).items():
-        wanted = matrices if numbers.ndim > 1 and "ffn_gate_inp" not in name else Type.F32
+        own = [kind for part, kind in (types or {}).items() if part in name]
+        wanted = (own or [matrices])[0] if numbers.ndim > 1 and "ffn_gate_inp" not in name else Type.F32
         writer.add_tensor(name, quantize(numbers, wanted), raw_dtype=wanted)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -9,6 +9,7 @@ import numpy as np
 
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.gguf.file import GgufModel
+from pagefleet_engine.gguf.names import our_tensors
 
 _KINDS = {
     "llama": "llama",
@@ -123,6 +124,9 @@ def hf_config(model: GgufModel, factors: np.ndarray[Any, Any] | None) -> dict[st
     scaling = _rope_scaling(fields, config["max_position_embeddings"], factors)
     if scaling is not None:
         config["rope_scaling"] = scaling
+    types = _quantized(kind, model)
+    if types:
+        config["quantization_config"] = {"quant_method": "gguf", "types": types}
     return config | _of_kind(kind, fields, config)
 
 
@@ -155,6 +159,16 @@ def _of_kind(kind: str, fields: _Fields, config: Mapping[str, Any]) -> dict[str,
             return found
         case _:
             return {}
+
+
+def _quantized(kind: str, model: GgufModel) -> dict[str, list[str]]:
+    """The linear layers that lie in blocks, by type."""
+    found: dict[str, list[str]] = {}
+    for name, tensor in model.tensors.items():
+        if tensor.type.plain is None and len(tensor.shape) == 2 and name != "token_embd.weight":
+            for ours in our_tensors(kind, name, tensor.shape) or ():
+                found.setdefault(tensor.type.name, []).append(ours.name.rpartition(".")[0])
+    return found
 
 
 def _chosen(fields: _Fields) -> dict[str, Any]:

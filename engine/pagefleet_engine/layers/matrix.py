@@ -13,13 +13,15 @@ from torch import Tensor
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.linear_kernel import LinearKernel, PlainLinear, can_pack, linear_kernel
 from pagefleet_engine.layers.observed import ObservedMatrix
+from pagefleet_engine.layers.quantization.block_slots import BlockSlots
 from pagefleet_engine.layers.quantization.coded import CodedMatrix, CodedSlots
+from pagefleet_engine.layers.quantization.form import Form, block_form_on
 from pagefleet_engine.layers.quantization.inputs import InputQuantizer
 from pagefleet_engine.layers.quantization.kernels import ExpandedLinear
 from pagefleet_engine.layers.quantization.packed import PackedMatrix
 from pagefleet_engine.layers.quantization.packed_slots import PackedSlots
 from pagefleet_engine.layers.quantization.slots import QuantizedSlots
-from pagefleet_engine.layers.quantization_scheme import CodedScheme, PackedScheme
+from pagefleet_engine.layers.quantization_scheme import BlockScheme, CodedScheme, PackedScheme
 from pagefleet_engine.layers.shard import Shard, shard_of
 from pagefleet_engine.layers.weight import Kept, Placement, Weight
 
@@ -105,6 +107,10 @@ def _matrix_slots(
     inputs: int | Shard, outputs: tuple[int | Shard, ...], placement: Placement, install: Callable[[Matrix], None]
 ) -> dict[str, Weight]:
     scheme, rows = placement.scheme(len(outputs)), tuple(map(shard_of, outputs))
+    if isinstance(scheme, BlockScheme):
+        if block_form_on(scheme, placement)[0] is not Form.EXPANDED:
+            return dict(BlockSlots(scheme, shard_of(inputs), rows, placement, install).slots)
+        scheme = None  # blocks become numbers as they are read
     if isinstance(scheme, PackedScheme):
         columns = shard_of(inputs)
         ranks = placement.tensor if columns.is_part else None

@@ -6,6 +6,7 @@ one); layers that it ignores stay as they are.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -182,7 +183,25 @@ class CodedScheme:
         return f"{self.table} weights per group of {self.group_size}, inputs as they are ({self.spelling})"
 
 
-Scheme = QuantizationScheme | PackedScheme | CodedScheme
+@dataclass(frozen=True, slots=True)
+class BlockScheme:
+    """Each projection of a linear layer lies in GGUF's blocks of a type."""
+
+    types: tuple[str, ...]
+    """By GGUF's names, e.g. Q4_K."""
+    on_load: ClassVar[bool] = False
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Rows and columns that ranks cannot divide."""
+        return 1, 256 if any(kind.endswith("_K") for kind in self.types) else 32
+
+    def describe(self) -> str:
+        """For log lines and errors."""
+        return f"{' and '.join(dict.fromkeys(self.types))} (GGUF)"
+
+
+Scheme = QuantizationScheme | PackedScheme | CodedScheme | BlockScheme
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +230,10 @@ class Quantization:
             ModelLoadError: merged projections have different schemes.
         """
         schemes = [self._scheme_of(name) for name in names]
+        in_blocks = [scheme for scheme in schemes if isinstance(scheme, BlockScheme)]
+        if in_blocks:  # each may be of another type; beside plain ones all are made plain
+            types = tuple(itertools.chain.from_iterable(scheme.types for scheme in in_blocks))
+            return BlockScheme(types) if len(in_blocks) == len(schemes) else None
         if any(scheme != schemes[0] for scheme in schemes):
             said = ", ".join(
                 f"{name}: {'not quantized' if scheme is None else scheme.describe()}"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from pagefleet_engine.errors import ModelLoadError
@@ -36,13 +37,13 @@ class _Held(NamedTuple):
 class GgufSource:
     """One file; a `TensorSource`."""
 
-    def __init__(self, path: Path, held: dict[str, _Held], head_dim: int) -> None:
+    def __init__(self, path: Path, held: dict[str, _Held], head_dim: int, raw: Collection[str]) -> None:
         self.path = path
         """See TensorSource."""
         self._held = held
         self.names = list(held)
         """See TensorSource."""
-        self._head_dim = head_dim
+        self._head_dim, self._raw = head_dim, raw
 
     @contextmanager
     def opened(self) -> Iterator[int]:
@@ -53,26 +54,32 @@ class GgufSource:
     def shape(self, name: str) -> tuple[int, ...]:
         """See TensorSource."""
         tensor, ours = self._held[name]
-        return tensor.shape if ours.expert is None else tensor.shape[1:]
+        shape = tensor.shape if ours.expert is None else tensor.shape[1:]
+        if name not in self._raw:
+            return shape
+        return (*shape[:-1], shape[-1] // tensor.type.numbers * tensor.type.num_bytes)
 
     def dtype(self, name: str) -> str:
         """See TensorSource; or GGUF's name of a type in blocks."""
-        return self._held[name].tensor.type.name
+        return "U8" if name in self._raw else self._held[name].tensor.type.name
 
     def form(self, name: str) -> StoredForm:
         """See TensorSource."""
         tensor, ours = self._held[name]
-        return StoredForm(_stored(tensor.type, less_one=ours.unit_more), self._head_dim if ours.in_turns else None)
+        stored = torch.uint8 if name in self._raw else _stored(tensor.type, less_one=ours.unit_more)
+        return StoredForm(stored, self._head_dim if ours.in_turns else None)
 
     def offset(self, name: str) -> int:
         """See TensorSource."""
         tensor, ours = self._held[name]
-        before = (ours.expert or 0) * math.prod(self.shape(name))
+        before = (ours.expert or 0) * math.prod(tensor.shape[1:])
         return tensor.start + before // tensor.type.numbers * tensor.type.num_bytes
 
 
-def gguf_sources(folder: Path) -> list[GgufSource]:
+def gguf_sources(folder: Path, raw: Collection[str] = ()) -> list[GgufSource]:
     """The GGUF files of a model's folder; none where it has other weights.
+
+    `raw`: our names of tensors whose bytes are wanted as they are.
 
     Raises:
         ModelLoadError: a file is damaged, or holds what no model of its kind has.
@@ -94,7 +101,7 @@ def gguf_sources(folder: Path) -> list[GgufSource]:
                 f"{tensor.path}: {name} has {tensor.shape[0]} rows, heads have {own_head_dim}: convert anew"
             )
         held[tensor.path] |= {one.name: _Held(tensor, one) for one in ours}
-    return [GgufSource(path, tensors, own_head_dim) for path, tensors in held.items() if tensors]
+    return [GgufSource(path, tensors, own_head_dim, raw) for path, tensors in held.items() if tensors]
 
 
 def _stored(kind: BlockType, *, less_one: bool) -> Stored:

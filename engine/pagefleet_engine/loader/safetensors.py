@@ -137,7 +137,10 @@ def fill_from_safetensors(
     """
     files = reading.files
     if files is None:
-        files = gguf_sources(folder) or [TensorFile(path, wanted) for path, wanted in checkpoint_files(folder).items()]
+        raw = {name for name, destination in destinations.items() if destination.weight.dtype == torch.uint8}
+        files = gguf_sources(folder, raw)
+    if not files:
+        files = [TensorFile(path, wanted) for path, wanted in checkpoint_files(folder).items()]
     files = settled(files)
     stored = {name for file in files for name in file.names}
     layout = layout_of(stored, destinations)

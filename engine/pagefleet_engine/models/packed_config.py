@@ -9,7 +9,8 @@ import re
 
 from pagefleet_protocol.model_config.fields import ConfigFields
 
-from pagefleet_engine.layers.quantization_scheme import PackedScheme, Packing, Quantization, Rule
+from pagefleet_engine.gguf.blocks import BY_NAME
+from pagefleet_engine.layers.quantization_scheme import BlockScheme, PackedScheme, Packing, Quantization, Rule
 from pagefleet_engine.models.quantization_fields import check_expression, own_name, read_rounding, refusal
 
 PACK_QUANTIZED, INT_QUANTIZED = "pack-quantized", "int-quantized"
@@ -114,6 +115,13 @@ def read_gptq(section: ConfigFields) -> Quantization:
     within = section.nested_texts("modules_in_block_to_quantize")
     rules.append(Rule(tuple(map(anywhere, within)) or _EVERY_LAYER, _gptq_scheme(section, packing)))
     return Quantization(rules=tuple(rules), ignored=tuple(ignored))
+
+
+def read_gguf_types(section: ConfigFields) -> Quantization:
+    """`quant_method` gguf, as `gguf.config` writes it: the layers of each type."""
+    types = section.section("types")
+    rules = tuple(Rule(types.texts(kind), BlockScheme((kind,))) for kind in BY_NAME if types.present(kind))
+    return Quantization(rules=rules)
 
 
 def _gptq_scheme(section: ConfigFields, packing: Packing) -> PackedScheme:

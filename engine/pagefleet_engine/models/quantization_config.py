@@ -1,7 +1,8 @@
 """How a checkpoint is quantized, from the `quantization_config` of its config.json.
 
-Eight spellings are read: compressed-tensors (llm-compressor), `fp8` (DeepSeek, Qwen), `mxfp4` (gpt-oss), `awq`,
-`gptq`, `fbgemm_fp8`, `modelopt` and `bitsandbytes`. What cannot be computed as it was meant is refused, with what can.
+Nine spellings are read: compressed-tensors (llm-compressor), `fp8` (DeepSeek, Qwen), `mxfp4` (gpt-oss), `awq`,
+`gptq`, `fbgemm_fp8`, `modelopt`, `bitsandbytes`, and our own of GGUF. What cannot be computed as it was meant is
+refused, with what can.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pagefleet_engine.models.packed_config import (
     PACK_QUANTIZED,
     is_in_groups,
     read_awq,
+    read_gguf_types,
     read_gptq,
     read_packed_group,
 )
@@ -69,6 +71,7 @@ def read_quantization(fields: ConfigFields) -> Quantization | None:
         "mxfp4": lambda _: _MXFP4,
         "awq": read_awq,
         "gptq": read_gptq,
+        "gguf": read_gguf_types,
         "fbgemm_fp8": read_fbgemm,
         "modelopt": read_modelopt,
         "modelopt_fp4": read_modelopt,

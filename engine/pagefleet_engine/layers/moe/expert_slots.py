@@ -16,7 +16,7 @@ from torch import Tensor
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.matrix import Matrix, matrix_slots
 from pagefleet_engine.layers.quantization.mxfp4 import Mxfp4Matrix, check_scales, mxfp4_columns, mxfp4_kept
-from pagefleet_engine.layers.quantization_scheme import CodedScheme, PackedScheme, QuantizationScheme
+from pagefleet_engine.layers.quantization_scheme import BlockScheme, CodedScheme, PackedScheme, QuantizationScheme
 from pagefleet_engine.layers.shard import Shard, shard_of, stacked
 from pagefleet_engine.layers.weight import Kept, Placement, Weight
 
@@ -70,7 +70,7 @@ def expert_slots(
     if isinstance(name, Stacked):
         rows, within = (_joined(outputs, name),), placement.within(name.name)
         scheme = within.scheme(1)
-        if isinstance(scheme, PackedScheme | CodedScheme):
+        if isinstance(scheme, PackedScheme | CodedScheme | BlockScheme):
             raise ModelLoadError(
                 f"{within.path}: {scheme.describe()} of experts in one tensor are not run: give another checkpoint"
             )

@@ -13,6 +13,7 @@ from pagefleet_kernels.native.quantized import takes_packed
 from torch import Tensor
 
 from pagefleet_engine.layers.quantization_scheme import (
+    BlockScheme,
     CodedScheme,
     PackedScheme,
     Quantization,
@@ -27,6 +28,8 @@ _FP8_CAPABILITY = (8, 9)
 _SMALLEST_BLOCK = 16
 _TRIED_INPUTS = 64
 _PACKED_COLUMNS = 32
+_WITHOUT_OFFSETS = ("Q4_0", "Q5_0", "Q8_0")
+"""GGUF's types whose groups of 32 have a scale and nothing else."""
 
 
 class Form(Enum):
@@ -83,6 +86,8 @@ def _form_of(scheme: Scheme, inputs: int, placement: Placement) -> tuple[Form, s
         return packed_form_on(scheme, shard_of(inputs), placement)
     if isinstance(scheme, CodedScheme):
         return coded_form_on(scheme, shard_of(inputs), placement)
+    if isinstance(scheme, BlockScheme):
+        return block_form_on(scheme, placement)
     return form_on(scheme, inputs, placement)
 
 
@@ -121,6 +126,19 @@ def _packed_form_on_cpu(scheme: PackedScheme, inputs: int, placement: Placement)
     if takes_packed(inputs, scheme.group_size) and (scheme.bits == 8 or inputs % _PACKED_COLUMNS == 0):
         return Form.NATIVE, ""
     return Form.EXPANDED, "compiled kernels take groups of a multiple of 16 inputs"
+
+
+def block_form_on(scheme: BlockScheme, placement: Placement) -> tuple[Form, str]:
+    """The form of a matrix in GGUF's blocks on the placement's device, and why."""
+    if placement.traceable:
+        return Form.EXPANDED, "--compile takes torch's own operations on plain matrices"
+    if not placement.use_kernels:
+        if _has_native(placement):
+            return Form.NATIVE, ""
+        return Form.EXPANDED, "without compiled kernels a CPU multiplies floats"
+    if any(kind not in _WITHOUT_OFFSETS for kind in scheme.types):
+        return Form.EXPANDED, f"kernels take {', '.join(_WITHOUT_OFFSETS)}: no offsets, and groups of 32 inputs"
+    return Form.SCALED, ""
 
 
 def form_with_kernels(scheme: QuantizationScheme, inputs: int, capability: tuple[int, int] | None) -> tuple[Form, str]:
