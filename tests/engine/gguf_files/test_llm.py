@@ -42,11 +42,11 @@ def tokenizer_metadata(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The built-in model in Q8_0."""
+    """The built-in model in Q8_0, with projections of another type in matrices that are computed as one."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "models").mkdir()
     path = tmp_path / "models" / "tiny-Q8_0.gguf"
-    write_gguf(TINY, path, matrices=Type.Q8_0, others=tokenizer_metadata(TINY))
+    write_gguf(TINY, path, matrices=Type.Q8_0, types={"attn_v": Type.Q5_1}, others=tokenizer_metadata(TINY))
     return path
 
 

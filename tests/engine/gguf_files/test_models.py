@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ import pytest
 import torch
 from gguf.quants import quantize
 from pagefleet_engine.errors import ModelLoadError
-from pagefleet_engine.gguf.blocks import BY_NAME
+from pagefleet_engine.gguf.blocks import BLOCK_TYPES, BY_NAME, BlockType
 from pagefleet_engine.gguf.file import read_gguf
 from pagefleet_engine.gguf.folder import folder_of
-from pagefleet_engine.layers.quantization.block_slots import packed_weights
+from pagefleet_engine.layers.quantization.block_slots import BlockSlots, StackedMatrix, packed_weights
+from pagefleet_engine.layers.quantization.packed import PackedMatrix
+from pagefleet_engine.layers.quantization_scheme import BlockScheme
+from pagefleet_engine.layers.shard import shard_of
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.load import load_model
 from pagefleet_engine.models.config_file import read_arch
@@ -22,6 +26,7 @@ from torch import Tensor
 
 from tests.fakes.dense_attention import DenseSequence, DenseStep
 from tests.fakes.gguf_files import ARCHITECTURES, Type, write_gguf
+from tests.fakes.native_kernels import native_library
 
 Make = Callable[..., Path]
 _LENGTH = 12
@@ -52,17 +57,39 @@ def test_logits_are_those_of_the_checkpoint(kind: str, make_checkpoint: Make, tm
     torch.testing.assert_close(found, logits(checkpoint), rtol=1e-4, atol=1e-4)
 
 
-_MIXED = {"attn_v": Type.Q8_0, "ffn_down": Type.Q5_0}
+@pytest.mark.parametrize("name", [kind.name for kind in BLOCK_TYPES.values() if kind.plain is None])
+def test_compiled_kernels_multiply_what_blocks_stand_for(name: str) -> None:
+    """Of two projections of different types, by inputs that are rounded to 8 bits."""
+    kinds, inputs, outputs = (BY_NAME[name], BY_NAME["Q6_K"]), 512, 96
+    place = replace(Placement(torch.float32, torch.device("cpu"), False), native=native_library(), path="layer.up_proj")
+    stored = [random_blocks(kind, outputs, inputs) for kind in kinds]
+    installed: list[PackedMatrix | StackedMatrix] = []
+    slots = BlockSlots(BlockScheme((name, "Q6_K")), shard_of(inputs), (shard_of(outputs),) * 2, place, installed.append)
+    for part, blocks in enumerate(stored):
+        slots.slots["weight"].fill(part, blocks)
+    values_OI = torch.cat(
+        [kind.decode(one.view(-1, kind.num_bytes)).view(outputs, -1) for kind, one in zip(kinds, stored, strict=True)]
+    )
+    (matrix,) = installed
+    torch.testing.assert_close(matrix.plain(), values_OI)
+    x_TI = torch.randn(5, inputs, generator=torch.Generator().manual_seed(2))
+    found, expected = matrix.kernel(0, 2 * outputs).linear(x_TI, None), x_TI @ values_OI.t()
+    assert (found - expected).abs().max() < 0.02 * expected.abs().max()
+    torch.testing.assert_close(matrix.kernel(100, 150).linear(x_TI, None), found[:, 100:150])
 
 
-@pytest.mark.parametrize("usual", [Type.Q8_0, Type.Q4_0, Type.Q5_0, Type.Q4_1, Type.Q5_1, Type.F16, Type.BF16])
-def test_kernels_multiply_what_blocks_stand_for(usual: Type, make_checkpoint: Make, tmp_path: Path) -> None:
-    """Also where projections that are computed as one are of different types, and heads' rows change places."""
-    write_gguf(make_checkpoint("llama"), tmp_path / "model.gguf", matrices=usual, types=_MIXED)
-    folder = folder_of(tmp_path / "model.gguf", tmp_path / "cache")
-    expanded = logits(folder)
-    torch.testing.assert_close(logits(folder, use_kernels=True), expanded, rtol=1e-3, atol=1e-3)
-    assert (expanded - logits(make_checkpoint("llama"))).abs().mean() < 0.5 * expanded.std()
+def random_blocks(kind: BlockType, rows: int, columns: int) -> Tensor:
+    """Any numbers, in scales of a size that weights have."""
+    random = np.random.default_rng(kind.num_bytes)
+    blocks = random.integers(0, 256, (rows * columns // kind.numbers, kind.num_bytes), np.uint8)
+    scales = random.uniform(0.001, 0.01, (len(blocks), 2)).astype(np.float16).view(np.uint8)
+    if kind.name == "Q6_K":
+        blocks[:, -2:] = scales[:, :2]
+    elif kind.name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K"):
+        blocks[:, :4] = scales
+    else:
+        blocks[:, :2] = scales[:, :2]
+    return torch.from_numpy(blocks).view(rows, -1)
 
 
 def test_packed_matrices_stand_for_the_same_numbers() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.quantization_scheme import (
+    BlockScheme,
     CodedScheme,
     PackedScheme,
     Quantization,
@@ -32,13 +33,13 @@ def read(section: dict[str, Any]) -> Quantization:
 
 def scheme(section: dict[str, Any], name: str = LAYER) -> QuantizationScheme | None:
     found = read(section).scheme([name])
-    assert not isinstance(found, PackedScheme | CodedScheme)
+    assert not isinstance(found, PackedScheme | CodedScheme | BlockScheme)
     return found
 
 
 def packed(section: dict[str, Any], name: str = LAYER) -> PackedScheme | None:
     found = read(section).scheme([name])
-    assert not isinstance(found, QuantizationScheme | CodedScheme)
+    assert not isinstance(found, QuantizationScheme | CodedScheme | BlockScheme)
     return found
 
 
