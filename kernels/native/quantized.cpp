@@ -17,6 +17,7 @@
 namespace {
 
 const int STRIP = 4 * PANEL;
+const int MOST_ASKED = 16;  // lines at once: more would wait for each other
 const int STEP = 4 * STRIP;  // bytes: four inputs of a strip, or eight
 const float SMALLEST_SCALE = 1e-12f;
 
@@ -113,7 +114,7 @@ int64_t strip_bytes(const Packed *matrix) {
 }
 
 // Sums [ROWS, STRIP] of some rows with PANELS panels of a strip. Meanwhile `ask` lines of what is read `next` are asked
-// for with each group.
+// for with each block.
 template <int BITS, int ROWS, int PANELS>
 __attribute__((noinline)) void tile(const Packed *matrix, const uint8_t *strip, int panel, const Rounded &from, int row,
                                     float *sums, const uint8_t *next, int ask) {
@@ -131,8 +132,8 @@ __attribute__((noinline)) void tile(const Packed *matrix, const uint8_t *strip, 
         const uint16_t *group_scales = (const uint16_t *)strip + panel * PANEL;
         const uint8_t *zeros_at = strip + 2 * STRIP;
         strip += header;
-        for (int line = 0; line < ask; line++, next += 64) ask_for(next);
         for (int b = 0; b < in_group; b++) {
+            for (int line = 0; line < ask; line++, next += 64) ask_for(next);
             Sums whole[ROWS][PANELS];
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; r++)
@@ -229,15 +230,16 @@ template <class T, int BITS>
 void run_strip(const Packed *matrix, const Product *product, const Rounded &from, int strip, int next) {
     int64_t bytes = strip_bytes(matrix);
     const uint8_t *at = matrix->packed + strip * bytes, *ahead = matrix->packed + next * bytes;
-    int tiles = (product->rows + TILE_INPUTS - 1) / TILE_INPUTS, groups = matrix->inputs / matrix->group;
+    int tiles = (product->rows + TILE_INPUTS - 1) / TILE_INPUTS, blocks = matrix->inputs / matrix->input_block;
     // The first rows wait for the strip itself, the others may ask for the one after it.
     int64_t each = tiles < 2 ? 0 : (bytes / (tiles - 1) + 63) / 64;
-    int ask = (int)((each + groups - 1) / groups);
+    int ask = (int)((each + blocks - 1) / blocks);
+    if (ask > MOST_ASKED) ask = MOST_ASKED;
     float sums[TILE_INPUTS * STRIP];
     for (int row = 0, nth = 0; row < product->rows; row += TILE_INPUTS, nth++) {
         int rows = tile_rows(row, product->rows);
-        int64_t done = (nth - 1) * (int64_t)ask * groups * 64;
-        bool asks = nth > 0 && done + (int64_t)ask * groups * 64 <= bytes;
+        int64_t done = (nth - 1) * (int64_t)ask * blocks * 64;
+        bool asks = nth > 0 && done + (int64_t)ask * blocks * 64 <= bytes;
         for (int panel = 0; panel < STRIP / PANEL; panel += TILE_PANELS)
             tile_of<BITS, TILE_PANELS>(rows, matrix, at, panel, from, row, sums, ahead + (asks ? done : 0),
                                        asks && panel == 0 ? ask : 0);
