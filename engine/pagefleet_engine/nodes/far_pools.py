@@ -1,8 +1,8 @@
 """KV pools of ranks on another machine, for connectors, which are the leader's: blocks pass a connection of their own.
 
 So none is in the way of a step's plan, whose link has one thread. The follower listens, at the port that it tells;
-whoever has the engine's key may ask. A request or answer is a struct as msgpack, and behind it the blocks' bytes as the
-rank has them.
+whoever has the engine's key may ask. A request or answer is a number, a struct as msgpack, and behind it the blocks'
+bytes as the rank has them.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class PoolServer:
         while not self._is_over.is_set():
             poller.poll()
             self._gate.judge()
-            for peer, *frames in received(self._router, _READ_MOST):
-                self._router.send_multipart([peer, *self._answer(frames)])
+            for peer, number, *frames in received(self._router, _READ_MOST):
+                self._router.send_multipart([peer, number, *self._answer(frames)])
         self._context.destroy(linger=0)
 
     def _answer(self, frames: Sequence[bytes]) -> Sequence[bytes | bytearray]:
@@ -148,9 +148,11 @@ class FarPools:
     def __init__(self, host: str, port: int, key: FleetKey, is_over: Callable[[], bool]) -> None:
         self._is_over = is_over
         self._lock = threading.Lock()
+        self._num_sent = 0
         self._context = zmq.Context()
         self._dealer = _LIMITS.open(self._context, zmq.DEALER)
         dial_with(self._dealer, key, "node")
+        self._monitor = self._dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._dealer.connect(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
 
     def of_rank(self, rank: int, bytes_per_block: int, shard: KVShard) -> FarPool:
@@ -183,13 +185,16 @@ class FarPools:
         """
         fault, asked = "", 0
         with self._lock:
+            for _ in received(self._monitor, _READ_MOST):
+                pass  # it was lost while nobody waited, and is made again
+            first = self._num_sent
             for index in range(len(requests)):
                 while asked < min(index + _UNDER_WAY, len(requests)) and not fault:
                     self._send(requests[asked], None if payload is None else payload(asked))
                     asked += 1
                 if index == asked:
                     break
-                told, answer = self._receive()
+                told, answer = self._receive(first + index)
                 if fault := fault or told:
                     continue  # what is under way is still answered
                 take(index, answer)
@@ -199,22 +204,27 @@ class FarPools:
     def close(self) -> None:
         """Free the connection; whoever waits for an answer has been told that the ranks are gone."""
         with self._lock:
+            self._dealer.disable_monitor()
             self._context.destroy(linger=0)
 
     def _send(self, request: _Request, payload: Bytes | None) -> None:
-        self._raise_over()
         more = [] if payload is None else [np.ascontiguousarray(payload).data]
-        self._dealer.send_multipart([_encode(request), *more])
+        self._dealer.send_multipart([_number(self._num_sent), _encode(request), *more])
+        self._num_sent += 1
 
-    def _receive(self) -> tuple[str, bytes]:
-        while not self._dealer.poll(_LOOK_MS):
-            self._raise_over()
-        head, *payload = self._dealer.recv_multipart()
-        return _fault.decode(head), payload[0] if payload else b""
+    def _receive(self, number: int) -> tuple[str, bytes]:
+        while True:
+            while not self._dealer.poll(_LOOK_MS):
+                self._raise_over()
+            answered, head, *payload = self._dealer.recv_multipart()
+            if answered == _number(number):  # else nobody waits for it any more
+                return _fault.decode(head), payload[0] if payload else b""
 
     def _raise_over(self) -> None:
         if self._is_over():
             raise OSError("the engine's ranks are gone")
+        if self._monitor.poll(0):  # what was asked may never be answered
+            raise OSError("the connection to K/V of another machine was lost")
 
 
 class FarPool:
@@ -257,6 +267,10 @@ class FarPool:
 
     def _parts(self, blocks: Sequence[int]) -> list[tuple[int, list[int]]]:
         return [(start, [*blocks[start : start + self._most]]) for start in range(0, len(blocks), self._most)]
+
+
+def _number(number: int) -> bytes:
+    return number.to_bytes(8, "little")
 
 
 def _as_blocks(memory: bytes | bytearray, count: int) -> Bytes:
