@@ -131,10 +131,72 @@ class Transformers:
         return [list(answer.generated_tokens) for answer in answers.values()]
 
 
+class LlamaCpp:
+    """llama.cpp, of a GGUF file, all prompts at once.
+
+    Options: `streams` at most, `context` of all of them together, `threads`.
+    """
+
+    def __init__(self, model: str, options: dict[str, Any]) -> None:
+        import llama_cpp  # type: ignore[import-not-found]
+
+        self._lib, self._streams = llama_cpp, int(options["streams"])
+        llama_cpp.llama_backend_init()
+        self._model = llama_cpp.llama_model_load_from_file(model.encode(), llama_cpp.llama_model_default_params())
+        given = llama_cpp.llama_context_default_params()
+        given.n_ctx, given.n_seq_max, given.kv_unified = int(options["context"]), self._streams, True
+        given.n_batch = given.n_ctx
+        given.n_threads = given.n_threads_batch = int(options["threads"])
+        self._context = llama_cpp.llama_init_from_model(self._model, given)
+        self._vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+        self._batch = llama_cpp.llama_batch_init(given.n_batch, 0, self._streams)
+
+    def generate(self, prompts: Sequence[Tokens], output_lens: Sequence[int], schema: Schema = None) -> list[Tokens]:
+        assert schema is None, "measured without forms"
+        assert len(prompts) <= self._streams, "one sequence for each"
+        self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), True)
+        outputs: list[Tokens] = [[] for _ in prompts]
+        given = [(stream, list(prompt), 0) for stream, prompt in enumerate(prompts)]
+        while given:
+            for stream, token in self._step(given):
+                outputs[stream].append(token)
+            given = [
+                (stream, outputs[stream][-1:], len(prompts[stream]) + len(outputs[stream]) - 1)
+                for stream, wanted in enumerate(output_lens)
+                if len(outputs[stream]) < wanted
+            ]
+        return outputs
+
+    def _step(self, given: Sequence[tuple[int, Tokens, int]]) -> list[tuple[int, int]]:
+        """The next token of each stream that is given tokens from a position on."""
+        import numpy as np
+
+        batch, ends = self._batch, []
+        batch.n_tokens = 0
+        for stream, tokens, start in given:
+            for place, token in enumerate(tokens):
+                at = batch.n_tokens
+                batch.token[at], batch.pos[at] = token, start + place
+                batch.n_seq_id[at], batch.seq_id[at][0] = 1, stream
+                batch.logits[at] = place == len(tokens) - 1
+                batch.n_tokens += 1
+            ends.append((stream, batch.n_tokens - 1))
+        if self._lib.llama_decode(self._context, batch):
+            raise RuntimeError("llama_decode failed: give a longer context")
+        return [
+            (
+                stream,
+                int(np.ctypeslib.as_array(self._lib.llama_get_logits_ith(self._context, at), (self._vocab,)).argmax()),
+            )
+            for stream, at in ends
+        ]
+
+
 ADAPTERS: dict[str, Callable[[str, dict[str, Any]], Engine]] = {
     "pagefleet": Pagefleet,
     "vllm": Vllm,
     "transformers": Transformers,
+    "llama.cpp": LlamaCpp,
 }
 
 

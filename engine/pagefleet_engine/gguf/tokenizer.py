@@ -52,7 +52,7 @@ def tokenizer_files(model: GgufModel) -> dict[str, str]:
         ModelLoadError: it has one that is not run, or that cannot be.
     """
     metadata = model.metadata
-    if "tokenizer.ggml.model" not in metadata:
+    if metadata.get("tokenizer.ggml.model", "none") == "none":
         return {}
     said = _Said(model)
     kind = metadata["tokenizer.ggml.model"]

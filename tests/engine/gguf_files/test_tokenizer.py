@@ -113,4 +113,4 @@ def test_what_cannot_be_is_one_line(change: dict[str, Any], words: str) -> None:
 
 
 def test_a_file_without_a_tokenizer_has_none() -> None:
-    assert tokenizer_files(model()) == {}
+    assert tokenizer_files(model()) == tokenizer_files(model(model="none")) == {}

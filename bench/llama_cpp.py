@@ -1,0 +1,169 @@
+"""pagefleet against llama.cpp on one machine, of the same GGUF file: decode of one stream and of 16, prompts of 512.
+
+Each engine runs in its own process, and each round measures one after the other. The model has the shape of a Llama of
+1.2 billion weights, random ones, in Q4_K_M and Q8_0 as llama.cpp's own quantizer writes them.
+
+    CMAKE_ARGS=-DGGML_NATIVE=ON PEER/bin/pip install --no-binary llama-cpp-python llama-cpp-python
+    python bench/llama_cpp.py --llama-python PEER/bin/python --json bench/results/llama_cpp.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.engines.client import EngineProcess, EngineSpec
+from bench.report import write_report
+
+LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 16, 2048, 8192, 32, 8, 64, 8192
+STREAMS, PROMPT, LONG_PROMPT, OUTPUT = 16, 32, 512, 64
+_QUANTIZE = """
+import ctypes, sys, llama_cpp
+given = llama_cpp.llama_model_quantize_default_params()
+given.ftype = getattr(llama_cpp, "LLAMA_FTYPE_MOSTLY_" + sys.argv[3])
+sys.exit(llama_cpp.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode(), ctypes.byref(given)))
+"""
+Figures = dict[str, dict[str, list[float]]]
+
+
+def write_model(path: Path) -> None:
+    """Write the shape in float16, with random weights and no tokenizer."""
+    from gguf import GGMLQuantizationType, GGUFWriter
+
+    writer, rng = GGUFWriter(path, "llama"), np.random.default_rng(0)
+    writer.add_vocab_size(VOCAB)
+    writer.add_context_length(4096)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(HEAD_DIM)
+    writer.add_tokenizer_model("none")
+
+    def add(name: str, *shape: int) -> None:
+        numbers = rng.standard_normal(shape, np.float32) * 0.02
+        writer.add_tensor(f"{name}.weight", numbers.astype(np.float16), raw_dtype=GGMLQuantizationType.F16)
+
+    def add_norm(name: str) -> None:
+        writer.add_tensor(f"{name}.weight", np.ones(HIDDEN, np.float32))
+
+    add("token_embd", VOCAB, HIDDEN)
+    add("output", VOCAB, HIDDEN)
+    add_norm("output_norm")
+    for layer in range(LAYERS):
+        block = f"blk.{layer}"
+        for name in ("attn_norm", "ffn_norm"):
+            add_norm(f"{block}.{name}")
+        for name in ("attn_q", "attn_output"):
+            add(f"{block}.{name}", HIDDEN, HIDDEN)
+        for name in ("attn_k", "attn_v"):
+            add(f"{block}.{name}", KV_HEADS * HEAD_DIM, HIDDEN)
+        for name in ("ffn_gate", "ffn_up"):
+            add(f"{block}.{name}", INNER, HIDDEN)
+        add(f"{block}.ffn_down", HIDDEN, INNER)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def model_in(form: str, folder: Path, python: str) -> Path:
+    """Return the file in a form such as Q4_K_M, made if it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plain, path = folder / "llama-1b-F16.gguf", folder / f"llama-1b-{form}.gguf"
+    if path.exists():
+        return path
+    if not plain.exists():
+        begun = plain.with_suffix(".part")
+        write_model(begun)
+        begun.rename(plain)
+    begun = path.with_suffix(".part")
+    subprocess.run([python, "-c", _QUANTIZE, plain, begun, form], check=True, capture_output=True)
+    begun.rename(path)
+    return path
+
+
+def measured(engine: EngineProcess, seed: str) -> Mapping[str, float]:
+    """Tokens per second, each way; new prompts each time, so nothing is cached."""
+    rng = random.Random(seed)
+
+    def seconds(streams: int, length: int, output: int) -> float:
+        prompts = [[rng.randrange(10, VOCAB) for _ in range(length)] for _ in range(streams)]
+        return engine.generate(prompts, [output] * streams)[0]
+
+    found = {}
+    for streams in (1, STREAMS):
+        first, whole = seconds(streams, PROMPT, 1), seconds(streams, PROMPT, 1 + OUTPUT)
+        found[f"decode of {streams}, tokens/s"] = streams * OUTPUT / (whole - first)
+    found[f"prompt of {LONG_PROMPT}, tokens/s"] = LONG_PROMPT / seconds(1, LONG_PROMPT, 1)
+    return found
+
+
+def run(engines: Sequence[EngineProcess], rounds: int, form: str) -> Figures:
+    """Warm up, then measure in turns."""
+    figures: Figures = {engine.spec.name: {} for engine in engines}
+    for number in range(-1, rounds):
+        for engine in engines if number % 2 else engines[::-1]:
+            for name, value in measured(engine, f"{number}").items() if number >= 0 else ():
+                figures[engine.spec.name].setdefault(name, []).append(value)
+                print(f"{form} round {number + 1} {engine.spec.name}: {name} {value:.1f}", flush=True)
+            if number < 0:
+                measured(engine, "warm")
+    return figures
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--llama-python", required=True, help="Python of an environment with llama-cpp-python")
+    parser.add_argument("--forms", nargs="+", default=["Q4_K_M", "Q8_0"])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--models", type=Path, default=Path(tempfile.gettempdir()) / "pagefleet-bench-gguf")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    peer = {"streams": STREAMS, "context": 4096, "threads": arguments.threads}
+    ours = {"device": "cpu", "dtype": "bfloat16", "num_threads": arguments.threads, "skip_tokenizer_init": True}
+    report = {}
+    for form in arguments.forms:
+        model = model_in(form, arguments.models, arguments.llama_python)
+        engines = [
+            EngineProcess(spec, model, Path(tempfile.gettempdir()) / f"bench-{spec.name}.log")
+            for spec in (
+                EngineSpec("pagefleet", "pagefleet", sys.executable, ours | {"max_model_len": 1024}),
+                EngineSpec("llama.cpp", "llama.cpp", arguments.llama_python, peer),
+            )
+        ]
+        try:
+            figures = run(engines, arguments.rounds, form)
+        finally:
+            for engine in engines:
+                engine.close()
+        over = {
+            name: statistics.median(a / b for a, b in zip(values, figures["llama.cpp"][name], strict=True))
+            for name, values in figures["pagefleet"].items()
+        }
+        print(f"{form}, pagefleet / llama.cpp: " + ", ".join(f"{name} {value:.2f}x" for name, value in over.items()))
+        report[form] = {
+            "rounds": figures,
+            "load, s": {engine.spec.name: engine.load_seconds for engine in engines},
+            "pagefleet over llama.cpp": over,
+        }
+    if arguments.json:
+        write_report(arguments.json, "llama_cpp", report)
+
+
+if __name__ == "__main__":
+    main()
