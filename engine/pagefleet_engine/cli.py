@@ -46,7 +46,7 @@ def _check_folders(config: EngineConfig) -> None:
     )
 
     if (file := named_gguf(config, os.environ)) is not None:
-        check_gguf(file)
+        check_gguf(file, with_tokenizer=config.model.tokenizer is None)
     elif not named_model(config, os.environ).fetchable:
         resolve_model_folder(config.model.model)
     local_tokenizer(config, os.environ)

@@ -23,7 +23,7 @@ def usable_cores(cpus: Path = _CPUS, cgroup: Path = _CGROUP) -> int:
     """Return how many cores this process may use: two threads of a core that multiply only wait for each other, and a
     container with a limit of so many is stopped for the rest of each tenth of a second once it has used them up."""
     allowed = allowed_cores(cpus)
-    count = len({_place(cpus, cpu) for cpu in allowed})
+    count = len({_threads_of_core(cpus, cpu) for cpu in allowed})
     limit = _container_limit(cgroup)
     return count if limit is None else max(1, min(count, int(limit)))
 
@@ -48,12 +48,20 @@ def share_cores(size: int, allowed: Sequence[int], num_threads: int) -> list[Cor
 
 
 def _place(cpus: Path, cpu: int) -> tuple[int, int]:
-    """Socket and core; where a container does not show them each CPU is a core."""
+    """Socket and core, whose numbers begin again in each cluster; 0 and the CPU where they are hidden."""
     try:
         topology = cpus / f"cpu{cpu}" / "topology"
         return int((topology / "physical_package_id").read_text()), int((topology / "core_id").read_text())
     except (OSError, ValueError):
         return 0, cpu
+
+
+def _threads_of_core(cpus: Path, cpu: int) -> str:
+    """The CPUs that are threads of the same core, as Linux lists them; itself where a container does not show them."""
+    try:
+        return (cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text().strip()
+    except OSError:
+        return str(cpu)
 
 
 def _container_limit(cgroup: Path) -> float | None:

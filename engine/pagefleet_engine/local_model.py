@@ -82,11 +82,13 @@ def _settled(config: EngineConfig, environment: Mapping[str, str]) -> EngineConf
 
 
 def _with_folder_of_gguf(config: EngineConfig, environment: Mapping[str, str]) -> EngineConfig:
-    file = named_gguf(config, environment)
+    # A revision is of the name that the folder was brought by.
+    file = named_gguf(replace(config, model=replace(config.model, revision=None)), environment)
     if file is None:
         return config
     names = config.model.served_model_name or plain_name(file)
-    folder = folder_of(file, default_cache_dir(config.execution.cache_dir))
+    cache = default_cache_dir(config.execution.cache_dir)
+    folder = folder_of(file, cache, with_tokenizer=config.model.tokenizer is None)
     return replace(config, model=replace(config.model, model=str(folder), served_model_name=names))
 
 
@@ -100,13 +102,13 @@ def named_gguf(config: EngineConfig, environment: Mapping[str, str]) -> Path | N
     return gguf_at(Path(uri.local_path)) if uri.scheme == "file" else None
 
 
-def check_gguf(file: Path) -> None:
-    """Read what a GGUF file says beside its weights.
+def check_gguf(file: Path, *, with_tokenizer: bool) -> None:
+    """Read what a GGUF file says beside its weights, of its tokenizer as well.
 
     Raises:
         ModelLoadError: it is damaged, or no model that runs.
     """
-    contents_of(read_gguf(file))
+    contents_of(read_gguf(file), with_tokenizer=with_tokenizer)
 
 
 def without_token(config: EngineConfig) -> EngineConfig:

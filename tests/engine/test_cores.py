@@ -17,6 +17,7 @@ def cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         folder.mkdir(parents=True)
         (folder / "physical_package_id").write_text(f"{cpu % 4 // 2}\n")
         (folder / "core_id").write_text(f"{cpu % 2}\n")
+        (folder / "thread_siblings_list").write_text(f"{cpu % 4},{cpu % 4 + 4}\n")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     return tmp_path
 

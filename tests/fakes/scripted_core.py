@@ -93,6 +93,7 @@ class CountingExecutor:
         self.events: list[tuple[str, int]] = []
         """("launch", "sample" or "wait", step) in the order of the calls."""
         self.is_computed = True
+        self._on_layer: Callable[[], None] = lambda: None
         self._before = before
         self._after = after
         self._rows: dict[str, list[int]] = {}
@@ -101,9 +102,10 @@ class CountingExecutor:
     def check(self) -> None:
         """See Executor."""
 
-    def tell_of_layers(self, on_layer: Callable[[], None]) -> bool:
+    def tell_of_layers(self, on_layer: Callable[[], None]) -> int:
         """A step is a layer."""
-        return True
+        self._on_layer = on_layer
+        return 1
 
     def give_up(self, plan: StepPlan) -> None:
         """See Worker."""
@@ -132,6 +134,7 @@ class CountingExecutor:
         failed = {
             row.request_id: self.failing.pop(row.request_id) for row in plan.rows if row.request_id in self.failing
         }
+        self._on_layer()
         return CountedStep(plan, StepResult(sampled, logprobs, failed=failed), self, self._after)
 
     def sample(self, request_id: str, mask: NDArray[np.int32], sampled: Sequence[int]) -> None:

@@ -37,7 +37,7 @@ def read_text(file: Path | None, model: TextModel, num_samples: int, max_seq_len
     Raises:
         ConfigError: there is too little of it, or a line cannot be used.
     """
-    most = num_samples + min(num_samples // (_HELD_OUT - 1) + 1, _MOST_HELD_OUT)
+    most = max(_HELD_OUT, num_samples + min(num_samples // (_HELD_OUT - 1) + 1, _MOST_HELD_OUT))
     sequences: list[list[int]] = []
     source = _own_text(model, max_seq_length) if file is None else _of_file(file, model)
     for tokens in source:

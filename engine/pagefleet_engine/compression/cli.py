@@ -14,7 +14,7 @@ from pagefleet_protocol.settings.program import Program
 
 from pagefleet_engine.compression.settings import Algorithm, QuantizeConfig
 from pagefleet_engine.config import EngineConfig, ModelConfig
-from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.errors import ConfigError, ModelLoadError
 from pagefleet_engine.settings import told_status
 
 _STOPPED = 130
@@ -37,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             QuantizeConfig, QUANTIZE.read(sys.argv[1:] if arguments is None else arguments, os.environ)
         )
         set_up_logging("quantize")
-        signal.signal(signal.SIGTERM, _stop)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+                signal.signal(number, _stop)
         print(_run(config))
     except ConfigError as error:
         return QUANTIZE.tell(error) if type(error) is ConfigError else told_status(error)
@@ -56,7 +58,9 @@ def _run(config: QuantizeConfig) -> str:
     from pagefleet_engine.compression.quantize import quantize  # noqa: PLC0415
     from pagefleet_engine.compression.recipe import Recipe  # noqa: PLC0415
     from pagefleet_engine.engine_core.model_folder import resolve_model_folder  # noqa: PLC0415
+    from pagefleet_engine.gguf.folder import gguf_at  # noqa: PLC0415
     from pagefleet_engine.local_model import with_local_model  # noqa: PLC0415
+    from pagefleet_engine.models.config_file import read_arch  # noqa: PLC0415
     from pagefleet_engine.text.model_files import load_text_model  # noqa: PLC0415
 
     usual: Algorithm = "rtn" if config.scheme.startswith("fp8") else "gptq"
@@ -75,8 +79,11 @@ def _run(config: QuantizeConfig) -> str:
         raise ConfigError(f"--output {config.output} exists: give a new folder")
     model = ModelConfig(model=config.model, revision=config.revision, download_dir=config.download_dir)
     folder = resolve_model_folder(with_local_model(EngineConfig(model=model), os.environ).model.model)
+    if gguf_at(folder) is not None:
+        raise ModelLoadError(f"{config.model} is in GGUF: give the model in a float type, in safetensors")
     text_model = load_text_model(folder, folder)
-    text = read_text(config.calibration, text_model, config.num_calibration_samples, config.max_seq_length)
+    length = min(config.max_seq_length, read_arch(folder).default_length)
+    text = read_text(config.calibration, text_model, config.num_calibration_samples, length)
     report = quantize(folder, recipe, text, config.output, QUANTIZE.say, config.dtype)
     return f"{report.table()}\nwritten to {config.output}"
 

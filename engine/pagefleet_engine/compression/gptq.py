@@ -79,5 +79,5 @@ def _inverse_factor(gram_II: Tensor, dampening_frac: float) -> Tensor:
             upper_II, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower_II), upper=True)
             if not failed and bool(upper_II.isfinite().all()):
                 return upper_II
-        dampening_frac *= 10.0
+        dampening_frac = max(10.0 * dampening_frac, 1e-3)
     raise ConfigError("its inputs have no usable Hessian: give more or other calibration text, or --algorithm rtn")

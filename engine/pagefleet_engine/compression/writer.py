@@ -14,12 +14,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.errors import ConfigError, ModelLoadError
 from pagefleet_engine.loader.checkpoint import TensorFile
 
 _FILE_BYTES = 2 << 30
 _MODE = 0o644
 _COPIED = (".json", ".txt", ".model", ".jinja", ".tiktoken")
+_TERMS = ("LICENSE", "NOTICE", "USE_POLICY")
 _INDEX = "model.safetensors.index.json"
 REPORT = "quantization_report.json"
 
@@ -72,10 +73,9 @@ class CheckpointWriter:
     def copy(self, files: Sequence[TensorFile], names: frozenset[str]) -> None:
         """Take tensors as they are in other files."""
         for file in files:
-            with safe_open(file.path, framework="pt", device="cpu") as opened:
-                for name in file.names:
-                    if name in names:
-                        self.add({name: opened.get_tensor(name)})
+            for name in file.names:
+                if name in names:
+                    self.add({name: _read(file.path, name)})
 
     def finish(self) -> None:
         """All tensors are here."""
@@ -101,11 +101,21 @@ class CheckpointWriter:
         return self._folder / f"part-{number}.safetensors"
 
 
+def _read(path: Path, name: str) -> Tensor:
+    try:
+        with safe_open(path, framework="pt", device="cpu") as opened:
+            tensor: Tensor = opened.get_tensor(name)
+            return tensor
+    except (OSError, SafetensorError) as error:
+        raise ModelLoadError(f"{path}: {name} cannot be read ({error}): download the file again") from None
+
+
 def write_config(source: Path, folder: Path, section: Mapping[str, Any]) -> None:
     """The model's other files, and its config.json with `quantization_config`."""
     for file in sorted(source.iterdir()):
-        is_index = file.name.endswith(".index.json")
-        if file.suffix in _COPIED and not file.name.startswith(".") and not is_index and file.name != REPORT:
+        is_other = file.name.startswith(".") or file.name.endswith(".index.json") or file.name == REPORT
+        is_wanted = file.suffix in _COPIED or file.name.startswith(_TERMS)
+        if is_wanted and not is_other and file.is_file():
             shutil.copyfile(file, folder / file.name)
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     write_json(folder / "config.json", {**config, "quantization_config": section})

@@ -55,7 +55,7 @@ class RankWorker(Protocol):
 
     def launch(self, plan: StepPlan) -> PendingStep: ...
 
-    def tell_of_layers(self, on_layer: Callable[[], None]) -> bool: ...
+    def tell_of_layers(self, on_layer: Callable[[], None]) -> int: ...
 
     def give_up(self, plan: StepPlan) -> None: ...
 
@@ -104,7 +104,8 @@ class RankLoop:
         self._signs = signs
         self._trace = trace
         pace = Pace(signs)
-        self._pace = pace if worker.tell_of_layers(pace.layer) else None
+        pace.num_layers = worker.tell_of_layers(pace.layer)
+        self._pace = pace if pace.num_layers else None
         self._idle = signs.awaiting(Awaited.EXECUTOR)
         self._steps: deque[_Step] = deque()
         self._newest: _Step | None = None
@@ -151,8 +152,6 @@ class RankLoop:
             self._tell_failure(plan, error)
             if self._takes_unasked:
                 self._worker.give_up(plan)
-        if self._pace is not None:
-            self._pace.layer()
         self._steps.append(step)
         self._newest = step
         self._signs.launch()

@@ -52,19 +52,22 @@ def plain_name(file: Path) -> str:
     return _PART.sub("", file.stem)
 
 
-def folder_of(file: Path, cache: Path) -> Path:
-    """Return the folder of a file, written unless it is there.
+def folder_of(file: Path, cache: Path, *, with_tokenizer: bool) -> Path:
+    """Return the folder of a file, written unless it is there; `with_tokenizer`: unless another was named.
 
     Raises:
         ModelLoadError: the file is damaged or of a kind that is not run, or the folder cannot be written.
     """
     file = Path(os.path.abspath(file))
     model = read_gguf(file)
-    told = [f"{_WRITING}", *(f"{part} {part.stat().st_size} {part.stat().st_mtime_ns}" for part in model.files)]
+    told = [
+        f"{_WRITING} {with_tokenizer}",
+        *(f"{part} {part.stat().st_size} {part.stat().st_mtime_ns}" for part in model.files),
+    ]
     folder = cache / "gguf" / f"{plain_name(file)[:64]}-{hashlib.sha256(chr(10).join(told).encode()).hexdigest()[:12]}"
     if folder.is_dir():
         return folder
-    contents = contents_of(model)
+    contents = contents_of(model, with_tokenizer=with_tokenizer)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         begun = Path(tempfile.mkdtemp(prefix=".writing-", dir=folder.parent))
@@ -84,13 +87,14 @@ def folder_of(file: Path, cache: Path) -> Path:
     return folder
 
 
-def contents_of(model: GgufModel) -> dict[str, str]:
+def contents_of(model: GgufModel, *, with_tokenizer: bool) -> dict[str, str]:
     """The small files, by name.
 
     Raises:
         ModelLoadError: the model is of a kind that is not run, or lacks something.
     """
-    return {"config.json": json.dumps(hf_config(model, _rope_factors(model)), indent=1), **tokenizer_files(model)}
+    config = json.dumps(hf_config(model, _rope_factors(model)), indent=1)
+    return {"config.json": config, **(tokenizer_files(model) if with_tokenizer else {})}
 
 
 def _is_first(file: Path) -> bool:

@@ -7,6 +7,7 @@ from the tokens' scores. How text is cut before BPE has a name in the file; the 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -40,8 +41,19 @@ _AS_GPT2 = ("gpt-2", "default", "olmo", "mpt", "jais", "phi-2")
 _GPT2_AFTER_DIGITS = ("smollm", "starcoder", "command-r", "refact", "codeshell", "exaone")
 _WITH_BOS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken")
 """Begin a text with a token unless the file says otherwise, and take whole words of the vocabulary as they are."""
-_ENDS_OF_TURNS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>")
+_ENDS_OF_TURNS = (
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+)
 _SPACE = "▁"
+_LONGEST_JOINED = 512
+"""Characters: trying all cuts of a token takes their square."""
+_log = logging.getLogger(__name__)
 
 
 def tokenizer_files(model: GgufModel) -> dict[str, str]:
@@ -58,6 +70,8 @@ def tokenizer_files(model: GgufModel) -> dict[str, str]:
     kind = metadata["tokenizer.ggml.model"]
     match kind:
         case "gpt2":
+            if "tokenizer.ggml.pre" not in metadata:
+                _log.warning("%s does not say how words are cut: it is done as for GPT-2", model.files[0])
             backend = _byte_level(said)
         case "llama":
             backend = _sentencepiece(said)
@@ -185,7 +199,7 @@ def _merges_of(said: _Said) -> list[tuple[str, str]]:
     """All pairs of tokens that make a token of text, best score first: so SentencePiece joins them."""
     ids, found = said.ids, []
     for token, score, kind in zip(said.tokens, said.scores(), said.types, strict=True):
-        if kind != _NORMAL:
+        if kind != _NORMAL or len(token) > _LONGEST_JOINED:
             continue
         parts = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
         inner = [(left, right) for left, right in parts if left in ids and right in ids]

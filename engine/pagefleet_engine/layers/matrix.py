@@ -129,13 +129,12 @@ def _matrix_slots(
     if scheme is not None:
         return dict(QuantizedSlots(scheme, shard_of(inputs), rows, placement, install).slots)
 
-    observer, names = placement.observer, placement.part_names(len(outputs))
-
     def take(weight_OI: Tensor) -> None:
-        if observer is None:
+        if placement.observer is None:
             install(PlainMatrix(weight_OI, placement.traceable))
         else:
-            install(ObservedMatrix(weight_OI, linear_kernel, observer.watch(names)))
+            watched = placement.observer.watch(placement.part_names(len(outputs)))
+            install(ObservedMatrix(weight_OI, linear_kernel, watched))
 
     is_packed = not placement.traceable and can_pack(placement.dtype, placement.device)
     return {"weight": Weight(outputs, inputs, placement, take, kept=Kept(placement.dtype, is_copy=is_packed))}

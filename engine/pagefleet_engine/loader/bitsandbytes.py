@@ -58,6 +58,12 @@ def settled(files: Sequence[TensorSource]) -> Sequence[TensorSource]:
         made[f"{weight}_absmax"] = _scales(said, parts, state).view(shapes[weight][0], -1)
     for name in rows:
         made[f"{name.removesuffix(_ROW_SCALES)}.weight_scale"] = _read(names[name], name) / _LARGEST_INT8
+    for name, file in names.items():
+        if name.endswith(_FORMAT) and bool(_read(file, name).any()):
+            raise ModelLoadError(
+                f"{file.path}: {name} says that the weight is stored in tiles: save the model again with a newer "
+                "bitsandbytes, as it was loaded"
+            )
     hidden = {name for name in names if _STATE in name or name.endswith((*_PARTS, _ROW_SCALES, _FORMAT))}
     return [*(_Settled(file, hidden, shapes) for file in files), _Made(files[0].path, made)]
 
@@ -65,7 +71,7 @@ def settled(files: Sequence[TensorSource]) -> Sequence[TensorSource]:
 def _state_of(file: TensorSource, name: str) -> dict[str, Any]:
     try:
         said = json.loads(bytes(_read(file, name).tolist()))
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ModelLoadError(f"{file.path}: {name} is no JSON ({error}): download the checkpoint again") from error
     if not isinstance(said, dict):
         raise ModelLoadError(f"{file.path}: {name} is no JSON object: download the checkpoint again")

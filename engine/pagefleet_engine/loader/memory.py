@@ -35,8 +35,11 @@ def check_memory(needed: int, free: int, placement: Placement) -> None:
     if needed > free:
         name = str(placement.dtype).removeprefix("torch.")
         remedies = ["--dtype bfloat16"] if placement.dtype.itemsize > 2 else []
-        if placement.use_kernels and placement.quantization is None:  # on a CPU it takes no less
-            remedies.append("--quantization fp8")
+        if placement.quantization is None:
+            if placement.use_kernels:
+                remedies.append("--quantization fp8")
+            elif placement.native is not None:
+                remedies.append("--quantization int8")
         remedy = ", ".join((*remedies, "a smaller model"))
         raise ModelLoadError(
             f"the weights take {needed / _GIB:.2f} GiB in {name}, {free / _GIB:.2f} GiB are free on "

@@ -193,7 +193,7 @@ class PinnedReader:
                 if stored == room.dtype:
                     room.copy_(source, non_blocking=True)
                 else:  # the type changes on the GPU
-                    there = torch.empty_like(source, device=self._device)
+                    there = room.new_empty(source.shape, dtype=source.dtype)
                     _convert(there.copy_(source, non_blocking=True), stored, room)
                 copied.record(self._stream)
         finally:

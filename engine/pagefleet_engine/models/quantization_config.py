@@ -80,7 +80,11 @@ def read_quantization(fields: ConfigFields) -> Quantization | None:
     method = section.text("quant_method", "")
     if method not in readers:
         raise refusal(section, _NOT_RUN.get(method, f"quant_method is {method or 'not given'}"))
-    return readers[method](section)
+    found = readers[method](section)
+    if not section.present("kv_cache_scheme"):  # of compressed-tensors, and in ModelOpt's newer files
+        return found
+    _check_kv_scheme(section.section("kv_cache_scheme"))
+    return replace(found, kv_scales=True)
 
 
 def settle_quantization(
@@ -125,10 +129,7 @@ def _read_compressed_tensors(section: ConfigFields) -> Quantization:
         rules.append(Rule(layer_patterns(group, "targets"), scheme))
     if not rules:
         raise refusal(section, "config_groups is empty")
-    kv_scales = section.present("kv_cache_scheme")
-    if kv_scales:
-        _check_kv_scheme(section.section("kv_cache_scheme"))
-    return Quantization(rules=tuple(rules), ignored=layer_patterns(section, "ignore"), kv_scales=kv_scales)
+    return Quantization(rules=tuple(rules), ignored=layer_patterns(section, "ignore"))
 
 
 def _read_scheme(group: ConfigFields) -> QuantizationScheme:

@@ -143,10 +143,15 @@ class FarPools:
         port: of its `PoolServer`.
         key: of the engine.
         is_over: whether the ranks are gone.
+        on_lost: is called when the connection is lost while something is asked. What was asked may still be done, later
+            than anybody counts on, so the engine cannot go on.
     """
 
-    def __init__(self, host: str, port: int, key: FleetKey, is_over: Callable[[], bool]) -> None:
-        self._is_over = is_over
+    def __init__(
+        self, host: str, port: int, key: FleetKey, is_over: Callable[[], bool], on_lost: Callable[[], None]
+    ) -> None:
+        self._is_over, self._on_lost = is_over, on_lost
+        self._is_closed = False
         self._lock = threading.Lock()
         self._num_sent = 0
         self._context = zmq.Context()
@@ -185,6 +190,8 @@ class FarPools:
         """
         fault, asked = "", 0
         with self._lock:
+            if self._is_closed:
+                raise OSError("the engine's ranks are gone")
             for _ in received(self._monitor, _READ_MOST):
                 pass  # it was lost while nobody waited, and is made again
             first = self._num_sent
@@ -204,6 +211,7 @@ class FarPools:
     def close(self) -> None:
         """Free the connection; whoever waits for an answer has been told that the ranks are gone."""
         with self._lock:
+            self._is_closed = True
             self._dealer.disable_monitor()
             self._context.destroy(linger=0)
 
@@ -224,6 +232,7 @@ class FarPools:
         if self._is_over():
             raise OSError("the engine's ranks are gone")
         if self._monitor.poll(0):  # what was asked may never be answered
+            self._on_lost()
             raise OSError("the connection to K/V of another machine was lost")
 
 

@@ -118,6 +118,8 @@ class Follower:
         self._num_strange = 0
         self._loaded: dict[int, Loaded] = {}
         self._pools: PoolServer | None = None
+        self._ends = threading.Event()
+        """No rank is waited for any more."""
         self._is_welcome = False
         self.is_joined = False
         """Whether the leader has let this machine in."""
@@ -163,6 +165,7 @@ class Follower:
         except _Stopped:
             return
         finally:
+            self._ends.set()
             if self._pools is not None:
                 self._pools.close()
             if self._local is not None:
@@ -290,7 +293,7 @@ class Follower:
         return bool(self._config.kv_transfer.connectors)
 
     def _serve_pools(self, local: LocalNode) -> None:
-        pools = local.pools([RAW] * local.ranks.stop, self._loaded, lambda: False)
+        pools = local.pools([RAW] * local.ranks.stop, self._loaded, self._ends.is_set)
         by_rank = {rank: pool for rank, (_, pool) in zip(local.ranks, pools, strict=True)}
         try:
             self._pools = PoolServer(by_rank, local.num_finished, self._address, self._leader.key)

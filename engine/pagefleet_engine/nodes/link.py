@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import zmq
@@ -139,7 +140,8 @@ class RemoteNode:
         self, shards: Sequence[KVShard], loaded: Mapping[int, Loaded], is_over: Callable[[], bool]
     ) -> list[tuple[KVShard, RankPool]]:
         """See RankNode."""
-        self._pools = far = FarPools(self.address, self._pools_port, self._key, is_over)
+        lost = partial(self.lost, self.ranks[0], "can no longer be asked for its K/V: the connection to it was lost")
+        self._pools = far = FarPools(self.address, self._pools_port, self._key, is_over, lost)
         return [(shards[one], far.of_rank(one, loaded[one].bytes_per_block, shards[one])) for one in self.ranks]
 
     def wait_for_steps(self, num_steps: int, is_over: Callable[[], bool]) -> None:

@@ -190,13 +190,13 @@ class Worker:
             interval=parallel.eplb_step_interval,
         )
 
-    def tell_of_layers(self, on_layer: Callable[[], None]) -> bool:
-        """Have this called as each layer of a step is computed; False: nobody can tell, as on a GPU, which computes
-        apart from this process."""
-        if self._device.type != "cpu" or not isinstance(self._model, DecoderModel):
-            return False
+    def tell_of_layers(self, on_layer: Callable[[], None]) -> int:
+        """Have this called as each layer of a step is computed; returns how many there are. 0: nobody can tell, as on a
+        GPU, which computes apart from this process, or where what a layer takes hangs on the tokens of other copies."""
+        if self._device.type != "cpu" or not isinstance(self._model, DecoderModel) or self._communicators.data.size > 1:
+            return 0
         self._model.on_layer = on_layer
-        return True
+        return len(self._layers)
 
     def give_up(self, plan: StepPlan) -> None:
         """Let other stages of the pipeline go on after a plan whose launch failed here."""

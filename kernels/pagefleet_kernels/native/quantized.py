@@ -143,7 +143,10 @@ def lay_out(weights: PackedWeights) -> tuple[Tensor, Tensor, int]:
         factors_O = scales_OG[:, 0].contiguous()
         shared_OG = torch.ones_like(scales_OG)
     else:
-        factors_O = _powers_of_two(scales_OG.abs().amax(1))
+        most_O = scales_OG.abs().amax(1)
+        if weights.offsets_OG is not None:  # which have to fit beside it in 16 bits
+            most_O = torch.maximum(most_O, weights.offsets_OG.abs().amax(1).to(torch.float32) / 2**14)
+        factors_O = _powers_of_two(most_O)
         shared_OG = scales_OG / factors_O[:, None]
     headers, zeros = [_in_strips(shared_OG.to(torch.float16))], _MIDDLE
     if weights.offsets_OG is not None:

@@ -150,10 +150,9 @@ class Driver:
         self._copying.add(action.number)
         try:
             memory = memoryview(bytearray(len(action.blocks) * pages.bytes_per_block))
-        except MemoryError:
+            self._spills[action.number] = _Spilled(memory, pages.read(action.blocks, memory))
+        except (MemoryError, OSError):  # of the second where a rank cannot copy
             self._spills[action.number] = _Spilled(memoryview(b""), None)
-            return
-        self._spills[action.number] = _Spilled(memory, pages.read(action.blocks, memory))
 
     def _end_load(self, ended: LoadEnded) -> None:
         if ended.cause:

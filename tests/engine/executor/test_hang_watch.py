@@ -106,6 +106,7 @@ def test_pace_is_that_of_steps_as_large() -> None:
     own, ours = OwnSigns(memory, 1, 0), VitalSigns(memory, 1)
     os.close(memory)
     pace = Pace(own)
+    pace.num_layers = 2
 
     def patience() -> float | None:
         return ours.read()[0].patience_s
@@ -118,13 +119,19 @@ def test_pace_is_that_of_steps_as_large() -> None:
     short = pace.expected_s(4)
     assert short is not None
     assert short > 0
-    assert [pace.expected_s(bits) for bits in (1, 4, 5, 7)] == [short, short, 2 * short, 8 * short]
+    assert [pace.expected_s(bits) for bits in (1, 4, 5, 7)] == [short, short, None, None]
     pace.begin(8)
     assert patience() == pytest.approx(MARGIN * short)
     pace.begin(64)
+    assert patience() is None, "none as large was seen"
     pace.layer()
     assert pace.expected_s(4) == short
     assert pace.expected_s(5) == pace.expected_s(7)
+    pace.begin(4)
+    pace.layer()
+    assert patience() is not None
+    pace.layer()
+    assert patience() is None, "nobody knows what comes behind the last layer"
 
 
 @dataclass(slots=True)

@@ -53,7 +53,7 @@ _SHAPES = {"gemma3_text": {"rope.scaling.type": "linear", "rope.scaling.factor":
 def test_logits_are_those_of_the_checkpoint(kind: str, make_checkpoint: Make, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(kind, **_CONFIGS.get(kind, {}))
     write_gguf(checkpoint, tmp_path / "model.gguf", shape=_SHAPES.get(kind))
-    found = logits(folder_of(tmp_path / "model.gguf", tmp_path / "cache"))
+    found = logits(folder_of(tmp_path / "model.gguf", tmp_path / "cache", with_tokenizer=True))
     torch.testing.assert_close(found, logits(checkpoint), rtol=1e-4, atol=1e-4)
 
 
@@ -110,4 +110,4 @@ def test_a_scale_that_is_no_number_is_refused(make_checkpoint: Make, tmp_path: P
     data[tensor.start : tensor.start + 2] = b"\xff\xff"
     path.write_bytes(data)
     with pytest.raises(ModelLoadError, match=r"down_proj\.weight holds a scale that is no finite number"):
-        logits(folder_of(path, tmp_path / "cache"), use_kernels=True)
+        logits(folder_of(path, tmp_path / "cache", with_tokenizer=True), use_kernels=True)

@@ -212,6 +212,19 @@ def test_spellings_of_vendors(section: dict[str, Any], said: str) -> None:
     assert scheme(section, "lm_head") is None
 
 
+def test_modelopt_s_newer_files_name_the_cache_as_compressed_tensors_does() -> None:
+    config = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    for given, expected in (
+        ({}, False),
+        ({"kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}}, True),
+    ):
+        found = read({**config, **given})
+        assert found is not None
+        assert found.kv_scales == expected
+    with pytest.raises(ModelConfigError, match="kv_cache_scheme is 'NVFP4'"):
+        read({**config, "kv_cache_scheme": "NVFP4"})
+
+
 def test_modelopt_names_layers_by_patterns() -> None:
     left = {"exclude_modules": ["lm_head", "model.layers.1*", "*.o_proj"]}
     config = {"quant_method": "modelopt", "quant_algo": "FP8", **left}

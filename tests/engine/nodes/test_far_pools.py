@@ -45,7 +45,7 @@ class Scene:
         self.num_finished = 5
         self.is_over = False
         self.server = PoolServer(self.pools, lambda: self.num_finished, "127.0.0.1", KEY)
-        self.far = FarPools("127.0.0.1", self.server.port, KEY, lambda: self.is_over)
+        self.far = FarPools("127.0.0.1", self.server.port, KEY, lambda: self.is_over, lambda: None)
 
     def close(self) -> None:
         self.is_over = True
@@ -125,7 +125,8 @@ def test_nobody_waits_for_a_connection_that_is_lost() -> None:
         return 0
 
     server = PoolServer({}, num_finished, "127.0.0.1", KEY)
-    far = FarPools("127.0.0.1", server.port, KEY, lambda: False)
+    lost = threading.Event()
+    far = FarPools("127.0.0.1", server.port, KEY, lambda: False, lost.set)
     said: list[str] = []
 
     def wait() -> None:
@@ -141,12 +142,13 @@ def test_nobody_waits_for_a_connection_that_is_lost() -> None:
     waiting.join(60)
     assert len(said) == 1
     assert "was lost" in said[0] or "ranks are gone" in said[0]
+    assert lost.is_set() == ("was lost" in said[0])
     far.close()
 
 
 def test_who_has_another_key_reads_nothing(scene: Scene) -> None:
     is_over = threading.Event()
-    stranger = FarPools("127.0.0.1", scene.server.port, FleetKey(b"t" * 40), is_over.is_set)
+    stranger = FarPools("127.0.0.1", scene.server.port, FleetKey(b"t" * 40), is_over.is_set, lambda: None)
     threading.Timer(5.0, is_over.set).start()
     with pytest.raises(OSError, match=r"(the engine's ranks are gone|was lost)"):
         stranger.of_rank(2, BLOCK_BYTES, SHARD).read([0], np.zeros((1, LAYERS, 2, LAYER_BYTES), np.uint8))
