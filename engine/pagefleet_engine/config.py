@@ -247,6 +247,8 @@ class EngineConfig:
             raise ConfigError(
                 f"kv_connector p2p passes K/V to one cache, and data_parallel_size {count} makes several: {_OWN_PORTS}"
             )
+        if self.kv_transfer.connectors and self.parallel.distributed_executor_backend == "ray":
+            raise ConfigError("kv_connector does not go with ranks that Ray places: leave one of the two out")
         if self.parallel.world_size == 1:
             return
         ranks = f"{self.parallel.describe()}, and"

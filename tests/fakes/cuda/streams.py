@@ -16,6 +16,7 @@ from torch import Tensor
 
 Clock = dict[int, int]
 """By the number of a stream: how many of its launches come before."""
+Span = tuple[int, int]
 
 
 class Race(AssertionError):
@@ -30,10 +31,11 @@ class Streams:
         self.ended: Clock = {}
         """What the host has waited for: whatever it launches comes after."""
         self._thread = threading.local()
+        self._lock = threading.RLock()  # several threads may launch on one stream
         self._default = self.make()
-        self._writes: dict[int, tuple[int, int]] = {}
-        """By memory: stream and number of the last launch that wrote there."""
-        self._reads: dict[int, Clock] = {}
+        self._writes: dict[int, dict[Span, Clock]] = {}
+        """By memory, and by the part of it: number of the last launch of each stream that wrote there."""
+        self._reads: dict[int, dict[Span, Clock]] = {}
         """The same of those that have read since."""
 
     def make(self) -> int:
@@ -61,15 +63,21 @@ class Streams:
 
     def wait(self, stream: int, clock: Clock) -> None:
         """What is launched on the stream comes after that."""
-        self.known[stream] = self._joined(self.known[stream], clock)
+        with self._lock:
+            self.known[stream] = self._joined(self.known[stream], clock)
 
     def end(self, clock: Clock | None = None) -> None:
         """The host has waited for that; by default for everything."""
-        for one in self.known if clock is None else [clock]:
-            self.ended = self._joined(self.ended, one)
+        with self._lock:
+            for one in self.known if clock is None else [clock]:
+                self.ended = self._joined(self.ended, one)
 
     def launch(self, reads: Sequence[Tensor], writes: Sequence[Tensor], fresh: Sequence[Tensor]) -> None:
         """Work on the calling thread's stream; `fresh`: memory that nobody had before."""
+        with self._lock:
+            self._launch(reads, writes, fresh)
+
+    def _launch(self, reads: Sequence[Tensor], writes: Sequence[Tensor], fresh: Sequence[Tensor]) -> None:
         stream = self.current
         clock = self.now(stream)
         number = clock.get(stream, 0) + 1
@@ -77,23 +85,49 @@ class Streams:
             self._writes.pop(memory, None)
             self._reads.pop(memory, None)
         for tensor in (*reads, *writes):
-            by, last = self._writes.get(_memory(tensor), (stream, 0))
-            if clock.get(by, 0) < last and by != stream:
+            if (by := _unordered(_over(self._writes, tensor), stream, clock)) is not None:
                 raise Race(f"stream {stream} comes to {list(tensor.shape)} that stream {by} may still write")
         for tensor in writes:
-            for by, last in self._reads.get(_memory(tensor), {}).items():
-                if clock.get(by, 0) < last and by != stream:
-                    raise Race(f"stream {stream} writes to {list(tensor.shape)} that stream {by} may still read")
-        for memory in map(_memory, (*writes, *fresh)):
-            self._writes[memory] = stream, number
-            self._reads.pop(memory, None)
-        for memory in map(_memory, reads):
-            self._reads.setdefault(memory, {})[stream] = number
+            if (by := _unordered(_over(self._reads, tensor), stream, clock)) is not None:
+                raise Race(f"stream {stream} writes to {list(tensor.shape)} that stream {by} may still read")
+        for tensor in (*writes, *fresh):
+            for noted in (self._writes, self._reads):
+                _forget(noted, tensor)
+            self._writes.setdefault(_memory(tensor), {})[_span(tensor)] = {stream: number}
+        for tensor in reads:
+            self._reads.setdefault(_memory(tensor), {}).setdefault(_span(tensor), {})[stream] = number
         self.known[stream] = {**self.known[stream], stream: number}
 
     @staticmethod
     def _joined(one: Clock, other: Clock) -> Clock:
         return {stream: max(one.get(stream, 0), other.get(stream, 0)) for stream in {*one, *other}}
+
+
+def _over(noted: dict[int, dict[Span, Clock]], tensor: Tensor) -> list[tuple[int, int]]:
+    """Streams and numbers of what was noted of a tensor's memory."""
+    start, stop = _span(tensor)
+    spans = noted.get(_memory(tensor), {})
+    return [one for (first, last), clock in spans.items() if first < stop and start < last for one in clock.items()]
+
+
+def _unordered(found: Sequence[tuple[int, int]], stream: int, clock: Clock) -> int | None:
+    """A stream of these whose launch the clock does not know."""
+    return next((by for by, last in found if clock.get(by, 0) < last and by != stream), None)
+
+
+def _forget(noted: dict[int, dict[Span, Clock]], tensor: Tensor) -> None:
+    """What comes later is ordered by the work that is all over it."""
+    start, stop = _span(tensor)
+    spans = noted.get(_memory(tensor), {})
+    for first, last in [span for span in spans if start <= span[0] and span[1] <= stop]:
+        del spans[first, last]
+
+
+def _span(tensor: Tensor) -> Span:
+    """First byte of its memory, and the one after the last."""
+    reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    first, count = int(tensor.storage_offset()), int(reach) if tensor.numel() else 0
+    return first * tensor.itemsize, (first + count) * tensor.itemsize
 
 
 def _memory(tensor: Tensor) -> int:
