@@ -44,7 +44,7 @@ def kv_layout(kv: KVSpec, num_blocks: int, groups: KVGroups, block_size: int) ->
 def allocate_kv_pool(layout: KVLayout, dtype: torch.dtype, device: torch.device, shared: int = -1) -> Tensor:
     """A tensor of `layout.shape`, zero everywhere: attention multiplies what it masks with zero, so it must be finite.
 
-    On a CPU no more of it takes memory than requests come near (`PagesAhead`); `shared`: see `map_pool`.
+    On a CPU a large pool costs nothing before it is used; `shared`: see `map_pool`.
     """
     if device.type != "cpu":
         return layout.as_pool(torch.zeros(prod(layout.shape), dtype=dtype, device=device))

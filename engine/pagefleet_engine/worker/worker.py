@@ -46,7 +46,6 @@ from pagefleet_engine.worker.memory import (
 from pagefleet_engine.worker.model_runner import LaunchedStep, ModelRunner, PassedOn, RunnerLimits
 from pagefleet_engine.worker.native import native_library
 from pagefleet_engine.worker.out_of_memory import naming_the_remedy
-from pagefleet_engine.worker.pool_memory import PagesAhead
 from pagefleet_engine.worker.profile import StepMemory, measure_step_memory
 from pagefleet_engine.worker.profile_cache import ProfileCache, device_facts, profile_facts
 from pagefleet_engine.worker.rehearsal import rehearse, rehearse_everything, short_step
@@ -129,7 +128,6 @@ class Worker:
         with times.phase("kernels"), naming_the_remedy("kv_pool"):
             self._factory.compile_kernels(built, limits)
         self._runner = built.runner
-        self._pages_ahead = PagesAhead(built.pool) if self._device.type == "cpu" else None
         self.pages = make_kv_pages(built.pool)
         """The KV pool as bytes, for connectors."""
         if built.graphs is not None:
@@ -167,8 +165,6 @@ class Worker:
         try:
             if self._balancer is not None:
                 self._balancer.before_step()
-            if self._pages_ahead is not None:
-                self._pages_ahead.use(plan.rows.new_blocks.values())
             return self._runner.launch(plan)
         except torch.OutOfMemoryError as error:
             reason = str(error)
