@@ -40,19 +40,26 @@ OPTIONS = (
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", *_AVX2)
 _VNNI = (*_AVX512, "-mavx512vnni")
-INSTRUCTION_SETS = {
-    "avx512_bf16": (*_VNNI, "-mavx512bf16"),
-    "avx512_vnni": _VNNI,
-    "avx512": _AVX512,
-    "avx2": _AVX2,
+INSTRUCTION_SETS: dict[str, dict[str, tuple[str, ...]]] = {
+    "x86_64": {
+        "avx512_bf16": (*_VNNI, "-mavx512bf16"),
+        "avx512_vnni": _VNNI,
+        "avx512": _AVX512,
+        "avx2": _AVX2,
+    },
+    "aarch64": {"neon_bf16": ("-march=armv8.2-a+dotprod+bf16",), "neon_dot": ("-march=armv8.2-a+dotprod",)},
 }
-"""Of x86-64, and the compiler's options for each; `plain` is what every processor of the kind has."""
+"""Of each kind of processor, and the compiler's options for each; `plain` is what every one of the kind has."""
 KERNELS: dict[str, tuple[str, ...]] = {
     "attention": (),
+    # Floats are torch's, which rounds a product before it is added.
+    "blocks": ("-ffp-contract=off",),
     "experts": (),
     "layers": (),
     # What else these keep in registers leaves too few for a tile of sums: with AVX-512 half as fast.
     "quantized": ("-fno-tree-pre", "-fno-gcse"),
+    "quantized_experts": ("-fno-tree-pre", "-fno-gcse"),
+    "sampling": (),
 }
 """The files that are compiled for each of them, and more options."""
 
@@ -61,14 +68,18 @@ class CannotCompile(Exception):
     """There is no compiler, or it failed; the text says why."""
 
 
-def compile_library(target: Path = LIBRARY) -> None:
-    """Compile every source for every instruction set into one library. Raises CannotCompile."""
+def compile_library(target: Path = LIBRARY, machine: str | None = None, compiler: str | None = None) -> None:
+    """Compile every source for every instruction set into one library. Raises CannotCompile.
+
+    `machine`: the kind of processor, this one unless given, and the `compiler` that compiles for it.
+    """
     if sys.platform != "linux":
         raise CannotCompile(f"the compiled kernels are for Linux, not for {sys.platform}")
-    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX") or "g++", "c++"))), None)
+    names = (compiler,) if compiler else (os.environ.get("CXX") or "g++", "c++")
+    compiler = next(filter(None, map(shutil.which, names)), None)
     if compiler is None:
         raise CannotCompile("no C++ compiler was found")
-    sets = {**(INSTRUCTION_SETS if platform.machine() == "x86_64" else {}), "plain": ()}
+    sets = {**INSTRUCTION_SETS.get(machine or platform.machine(), {}), "plain": ()}
     units = {"dispatch": ["dispatch.cpp"]}
     for (kernel, more), (name, flags) in itertools.product(KERNELS.items(), sets.items()):
         units[f"{kernel}_{name}"] = [f"-DISA={name}", *flags, *more, f"{kernel}.cpp"]

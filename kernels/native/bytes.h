@@ -1,4 +1,5 @@
-// Sums of products of bytes: of weights without a sign, four inputs of each of PANEL outputs, by inputs with one.
+// Sums of products of bytes: of weights without a sign, four inputs of each of PANEL outputs, by inputs with one. Where
+// instructions want weights with a sign, 128 is taken from each, and `code_less` says so.
 #pragma once
 #include "simd.h"
 
@@ -7,6 +8,9 @@ namespace {
 const int PANEL = 16;
 const int VECTORS = PANEL / LANES;  // of a panel
 
+// What a matrix is read as: bytes; halves of bytes; or halves of bytes that stand for one of sixteen bytes.
+enum { BYTES, HALVES, CODES };
+
 #if defined(__AVX512VNNI__)
 
 struct Codes {
@@ -14,9 +18,10 @@ struct Codes {
 };
 typedef __m512i Sums;
 typedef __m512i Inputs;
+typedef __m512i Table;
 
 const int TILE_PANELS = 4, TILE_INPUTS = 6;  // 24 sums in 32 registers
-template <int BITS> constexpr int code_less() { return 0; }
+template <int KIND> constexpr int code_less() { return 0; }
 
 INLINE Sums splat_sum(int32_t x) { return _mm512_set1_epi32(x); }
 INLINE Inputs splat_inputs(const int8_t *four) {
@@ -29,7 +34,9 @@ INLINE Codes low_codes(const uint8_t *p) { return {_mm512_and_si512(_mm512_loadu
 INLINE Codes high_codes(const uint8_t *p) {
     return {_mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(p), 4), _mm512_set1_epi8(15))};
 }
-template <int BITS> INLINE Sums add_products(Sums sums, const Codes &codes, Inputs inputs) {
+INLINE Table load_table(const uint8_t *p) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p)); }
+INLINE Codes look_up(Table table, const Codes &codes) { return {_mm512_shuffle_epi8(table, codes.of)}; }
+template <int KIND> INLINE Sums add_products(Sums sums, const Codes &codes, Inputs inputs) {
     // As the intrinsic GCC 12 copies the sums around it, and has no registers left for a tile of them.
     __asm__("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(codes.of), "v"(inputs));
     return sums;
@@ -45,10 +52,11 @@ struct Sums {
     __m256i of[2];
 };
 typedef __m256i Inputs;
+typedef __m256i Table;
 
 const int TILE_PANELS = 1, TILE_INPUTS = 4;
 // Two products of eight bits by eight do not fit 16: weights are taken with a sign, which the inputs then get.
-template <int BITS> constexpr int code_less() { return BITS == 8 ? 128 : 0; }
+template <int KIND> constexpr int code_less() { return KIND == HALVES ? 0 : 128; }
 
 INLINE Sums splat_sum(int32_t x) { return {{_mm256_set1_epi32(x), _mm256_set1_epi32(x)}}; }
 INLINE Inputs splat_inputs(const int8_t *four) {
@@ -70,11 +78,18 @@ INLINE Codes high_codes(const uint8_t *p) {
     return {{_mm256_and_si256(_mm256_srli_epi16(half_of(p, 0), 4), mask),
              _mm256_and_si256(_mm256_srli_epi16(half_of(p, 1), 4), mask)}};
 }
-template <int BITS> INLINE Sums add_products(Sums sums, const Codes &codes, Inputs inputs) {
+INLINE Table load_table(const uint8_t *p) {
+    __m128i bytes = _mm_xor_si128(_mm_loadu_si128((const __m128i *)p), _mm_set1_epi8(-128));
+    return _mm256_broadcastsi128_si256(bytes);
+}
+INLINE Codes look_up(Table table, const Codes &codes) {
+    return {{_mm256_shuffle_epi8(table, codes.of[0]), _mm256_shuffle_epi8(table, codes.of[1])}};
+}
+template <int KIND> INLINE Sums add_products(Sums sums, const Codes &codes, Inputs inputs) {
     const __m256i ones = _mm256_set1_epi16(1);
     for (int half = 0; half < 2; half++) {
         __m256i pairs;
-        if (BITS == 8)
+        if (code_less<KIND>())
             pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes.of[half]), _mm256_sign_epi8(inputs, codes.of[half]));
         else
             pairs = _mm256_maddubs_epi16(codes.of[half], inputs);
@@ -91,6 +106,50 @@ INLINE vf sum_floats(const Sums &sums, int) {
 INLINE vf sum_floats(const Sums &sums, int vector) { return (vf)_mm256_cvtepi32_ps(sums.of[vector]); }
 #endif
 
+#elif defined(__ARM_FEATURE_DOTPROD)
+
+struct Codes {
+    int8x16_t of[4];
+};
+struct Sums {
+    int32x4_t of[4];
+};
+typedef int8x16_t Inputs;
+typedef int8x16_t Table;
+
+const int TILE_PANELS = 1, TILE_INPUTS = 6;  // 24 sums in 32 registers
+template <int KIND> constexpr int code_less() { return KIND == HALVES ? 0 : 128; }
+
+INLINE Sums splat_sum(int32_t x) { return {{vdupq_n_s32(x), vdupq_n_s32(x), vdupq_n_s32(x), vdupq_n_s32(x)}}; }
+INLINE Inputs splat_inputs(const int8_t *four) {
+    int32_t bits;
+    memcpy(&bits, four, 4);
+    return vreinterpretq_s8_s32(vdupq_n_s32(bits));
+}
+INLINE int8x16_t signed_bytes(const uint8_t *p) { return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p), vdupq_n_u8(128))); }
+INLINE int8x16_t low_halves(const uint8_t *p) { return vreinterpretq_s8_u8(vandq_u8(vld1q_u8(p), vdupq_n_u8(15))); }
+INLINE int8x16_t high_halves(const uint8_t *p) { return vreinterpretq_s8_u8(vshrq_n_u8(vld1q_u8(p), 4)); }
+INLINE Codes load_codes(const uint8_t *p) {
+    return {{signed_bytes(p), signed_bytes(p + 16), signed_bytes(p + 32), signed_bytes(p + 48)}};
+}
+INLINE Codes low_codes(const uint8_t *p) {
+    return {{low_halves(p), low_halves(p + 16), low_halves(p + 32), low_halves(p + 48)}};
+}
+INLINE Codes high_codes(const uint8_t *p) {
+    return {{high_halves(p), high_halves(p + 16), high_halves(p + 32), high_halves(p + 48)}};
+}
+INLINE Table load_table(const uint8_t *p) { return signed_bytes(p); }
+INLINE Codes look_up(Table table, const Codes &codes) {
+    Codes found;
+    for (int i = 0; i < 4; i++) found.of[i] = vqtbl1q_s8(table, vreinterpretq_u8_s8(codes.of[i]));
+    return found;
+}
+template <int KIND> INLINE Sums add_products(Sums sums, const Codes &codes, Inputs inputs) {
+    for (int i = 0; i < 4; i++) sums.of[i] = vdotq_s32(sums.of[i], codes.of[i], inputs);
+    return sums;
+}
+INLINE vf sum_floats(const Sums &sums, int vector) { return (vf)vcvtq_f32_s32(sums.of[vector]); }
+
 #else
 
 struct Codes {
@@ -100,9 +159,10 @@ struct Sums {
     int32_t of[PANEL];
 };
 typedef const int8_t *Inputs;
+typedef const uint8_t *Table;
 
 const int TILE_PANELS = 1, TILE_INPUTS = 1;
-template <int BITS> constexpr int code_less() { return 0; }
+template <int KIND> constexpr int code_less() { return 0; }
 
 INLINE Sums splat_sum(int32_t x) {
     Sums sums;
@@ -125,7 +185,13 @@ INLINE Codes high_codes(const uint8_t *p) {
     for (int i = 0; i < 4 * PANEL; i++) codes.of[i] = p[i] >> 4;
     return codes;
 }
-template <int BITS> INLINE Sums add_products(Sums sums, const Codes &codes, Inputs inputs) {
+INLINE Table load_table(const uint8_t *p) { return p; }
+INLINE Codes look_up(Table table, const Codes &codes) {
+    Codes found;
+    for (int i = 0; i < 4 * PANEL; i++) found.of[i] = table[codes.of[i]];
+    return found;
+}
+template <int KIND> INLINE Sums add_products(Sums sums, const Codes &codes, Inputs inputs) {
     for (int o = 0; o < PANEL; o++)
         for (int i = 0; i < 4; i++) sums.of[o] += codes.of[4 * o + i] * inputs[i];
     return sums;
@@ -143,6 +209,8 @@ INLINE vf load_halves(const uint16_t *p) {
     return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 #elif defined(__F16C__)
     return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+#elif defined(__aarch64__)
+    return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
 #else
     vh h;
     memcpy(&h, p, sizeof h);

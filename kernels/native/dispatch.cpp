@@ -1,9 +1,14 @@
 // Which instruction sets this library and this processor have in common, and the plan of a step's attention.
+#include <omp.h>
+
 #include "kernels.h"
 
 #define EACH_SET(DO) EACH_SET_OF_MACHINE(DO) DO(plain)
 #if defined(__x86_64__)
 #define EACH_SET_OF_MACHINE(DO) DO(avx512_bf16) DO(avx512_vnni) DO(avx512) DO(avx2)
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
+#define EACH_SET_OF_MACHINE(DO) DO(neon_bf16) DO(neon_dot)
 #else
 #define EACH_SET_OF_MACHINE(DO)
 #endif
@@ -15,34 +20,40 @@
                       int64_t, int32_t);                                                                               \
     int64_t experts_room_##isa(const Experts *, int32_t);                                                              \
     void run_experts_##isa(const Experts *, const Routed *, char *, int32_t);                                          \
+    int64_t quantized_experts_room_##isa(const QuantizedExperts *, int32_t);                                           \
+    void run_quantized_experts_##isa(const QuantizedExperts *, const Routed *, char *, int32_t);                       \
     int64_t product_room_##isa(const Packed *, int32_t);                                                               \
     void run_product_##isa(const Packed *, const Product *, char *, int32_t);                                          \
+    int64_t sampling_room_##isa(int32_t, int32_t);                                                                     \
+    void sample_##isa(const Sampling *, int32_t *, char *);                                                            \
     void norm_##isa(const Rows *, const void *, void *, const float *, float);                                         \
-    void rotate_##isa(const Rows *, void *, const Rotation *);
+    void rotate_##isa(const Rows *, void *, const Rotation *);                                                         \
+    void decode_blocks_##isa(int32_t, const uint8_t *, int64_t, void *, int32_t);                                      \
+    int32_t lay_out_blocks_##isa(const Blocks *, uint8_t *, float *, int32_t);
 
 extern "C" {
 EACH_SET(DECLARE)
-
-struct InstructionSet {
-    const char *name;
-    int32_t (*room)(const Layer *);
-    int32_t (*part)(const Layer *);
-    void (*attend)(const Layer *, const Step *, const Plan *, const void *, int64_t, int64_t, void *, uint32_t *,
-                   int64_t, int32_t);
-    int64_t (*experts_room)(const Experts *, int32_t);
-    void (*run_experts)(const Experts *, const Routed *, char *, int32_t);
-    int64_t (*product_room)(const Packed *, int32_t);
-    void (*run_product)(const Packed *, const Product *, char *, int32_t);
-    void (*norm)(const Rows *, const void *, void *, const float *, float);
-    void (*rotate)(const Rows *, void *, const Rotation *);
-};
 }
 
 namespace {
 
 #define ENTRY(isa)                                                                                                 \
-    {#isa,              room_##isa,        part_##isa, attend_##isa, experts_room_##isa, run_experts_##isa,                    \
-     product_room_##isa, run_product_##isa, norm_##isa, rotate_##isa},
+    {#isa,                                                                                                         \
+     room_##isa,                                                                                                   \
+     part_##isa,                                                                                                   \
+     attend_##isa,                                                                                                 \
+     experts_room_##isa,                                                                                           \
+     run_experts_##isa,                                                                                            \
+     quantized_experts_room_##isa,                                                                                 \
+     run_quantized_experts_##isa,                                                                                  \
+     product_room_##isa,                                                                                           \
+     run_product_##isa,                                                                                            \
+     sampling_room_##isa,                                                                                          \
+     sample_##isa,                                                                                                 \
+     norm_##isa,                                                                                                   \
+     rotate_##isa,                                                                                                 \
+     decode_blocks_##isa,                                                                                          \
+     lay_out_blocks_##isa},
 const InstructionSet SETS[] = {EACH_SET(ENTRY)};
 const int NUM_SETS = sizeof SETS / sizeof SETS[0];
 
@@ -60,6 +71,13 @@ bool has_set(int index) {
         case 2: return avx512;
         case 3: return avx2;
     }
+#elif defined(__aarch64__)
+    // As Linux numbers them, which older headers do not all know.
+    bool dot = getauxval(AT_HWCAP) & (1ul << 20), bf16 = getauxval(AT_HWCAP2) & (1ul << 14);
+    switch (index) {
+        case 0: return dot && bf16;
+        case 1: return dot;
+    }
 #endif
     return index == NUM_SETS - 1;
 }
@@ -74,7 +92,7 @@ const int64_t WORTH_A_THREAD = 1 << 13;
 
 extern "C" {
 
-int32_t abi_version() { return 4; }
+int32_t abi_version() { return 8; }
 
 // The best set first; null where there are no more.
 const InstructionSet *instruction_set(int32_t nth) {
@@ -145,5 +163,12 @@ void write_pages(const Layer *layer, const char *k, const char *v, int64_t k_tok
             __builtin_memcpy(values + at, v + (t * v_token + h * v_head) * size, bytes);
         }
     }
+}
+
+// The CPU that OpenMP gave the calling thread, if it binds threads and gives each a CPU of its own; else -1.
+int32_t own_cpu() {
+    int place = omp_get_place_num(), cpu = -1;
+    if (place >= 0 && omp_get_place_num_procs(place) == 1) omp_get_place_proc_ids(place, &cpu);
+    return cpu;
 }
 }

@@ -84,12 +84,32 @@ struct Experts {
 // values are less an offset, of 16 bits.
 enum { ZEROS_MIDDLE, ZEROS_POINTS, ZEROS_OFFSETS };
 
-// A matrix [O, I] in numbers of a few bits; see quantized.cpp. `group`, of inputs that share a scale, and `input_block`,
+// A matrix [O, I] in numbers of a few bits; see quantized.h. `group`, of inputs that share a scale, and `input_block`,
 // which are rounded together, are multiples of 16; blocks divide groups, and groups the inputs.
 struct Packed {
     const uint8_t *packed;
     const float *row_scales;  // [O], besides those of groups
+    const uint8_t *table;     // [16], what numbers of 4 bits stand for, 128 being zero; null: themselves
     int32_t inputs, outputs, bits, group, zeros, input_block;
+};
+
+// GGUF's kinds of blocks, by the numbers that it has for them.
+enum {
+    BLOCKS_Q4_0 = 2,
+    BLOCKS_Q4_1 = 3,
+    BLOCKS_Q5_0 = 6,
+    BLOCKS_Q5_1 = 7,
+    BLOCKS_Q8_0 = 8,
+    BLOCKS_Q4_K = 12,
+    BLOCKS_Q5_K = 13,
+    BLOCKS_Q6_K = 14
+};
+
+// A matrix [O, I] in such blocks, each row contiguous.
+struct Blocks {
+    const uint8_t *blocks;
+    int64_t row_bytes;
+    int32_t inputs, outputs, kind;
 };
 
 // What happens to x W^T + bias: nothing, + or * `other` [T, O], or the activation GATE_... more.
@@ -106,6 +126,22 @@ struct Product {
     int32_t rows, then, is_bf16;
 };
 
+// Such a layer in numbers of a few bits. All experts' matrices of a place are alike, those of gate and up, too.
+struct QuantizedExperts {
+    Experts layer;                    // `gate_up` and `down` are null
+    const Packed *gate, *up, *down;  // [E], of [W, D], [W, D] and [D, W]; those that nothing goes to need no memory
+    int32_t rounds_rows;             // each row of inputs as one, else by `input_block`
+};
+
+// What R rows of logits over a vocabulary ask for: `fields` of SamplingRows.
+struct Sampling {
+    const void *logits;  // [R, vocab], the last axis contiguous
+    int64_t stride;
+    const int64_t *fields;  // [7, R]
+    const int32_t *lens;    // [R]
+    int32_t rows, vocab, is_bf16, threads;
+};
+
 // R rows, and the K experts of each.
 struct Routed {
     const void *x;  // [R, D]
@@ -115,6 +151,32 @@ struct Routed {
     const float *weights;    // [R, K]
     int32_t num_rows, top_k;
 };
+
+// The kernels for one instruction set; memory is the caller's, of so many bytes, attention's in units of four.
+struct InstructionSet {
+    const char *name;
+    int32_t (*room)(const Layer *);
+    int32_t (*part)(const Layer *);
+    void (*attend)(const Layer *, const Step *, const Plan *, const void *, int64_t, int64_t, void *, uint32_t *,
+                   int64_t, int32_t);
+    int64_t (*experts_room)(const Experts *, int32_t);
+    void (*run_experts)(const Experts *, const Routed *, char *, int32_t);
+    int64_t (*quantized_experts_room)(const QuantizedExperts *, int32_t);
+    void (*run_quantized_experts)(const QuantizedExperts *, const Routed *, char *, int32_t);
+    int64_t (*product_room)(const Packed *, int32_t);
+    void (*run_product)(const Packed *, const Product *, char *, int32_t);
+    int64_t (*sampling_room)(int32_t, int32_t);
+    void (*sample)(const Sampling *, int32_t *, char *);
+    void (*norm)(const Rows *, const void *, void *, const float *, float);
+    void (*rotate)(const Rows *, void *, const Rotation *);
+    void (*decode_blocks)(int32_t, const uint8_t *, int64_t, void *, int32_t);
+    int32_t (*lay_out_blocks)(const Blocks *, uint8_t *, float *, int32_t);
+};
+
+// The best set first; null where there are no more.
+const InstructionSet *instruction_set(int32_t nth);
+PlanSize plan_attention(const Step *step, int32_t group, int32_t kv_heads, int32_t window, int32_t chunk,
+                        int32_t threads, Task *tasks);
 }
 
 const int KEYS_AT_ONCE = 128;  // that a tile looks at

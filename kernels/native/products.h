@@ -1,7 +1,7 @@
 // Products of small matrices that lie in a core's caches, and how rows of pages are laid out for them.
 //
-// `Units` are what the inner index counts: one float, or with AVX-512 BF16 a pair of neighbours, multiplied and added in
-// one instruction. A row of the left matrix is units beside each other; of the right one, unit k of LANES columns is a
+// `Units` are what the inner index counts: one float, or where bfloat16 is multiplied (AVX-512 BF16, BF16 of Arm) a pair
+// of neighbours, multiplied and added in one instruction. A row of the left matrix is units beside each other; of the right one, unit k of LANES columns is a
 // vector.
 #pragma once
 #include "simd.h"
@@ -15,6 +15,10 @@ struct Singles {
     INLINE Vector fetch(const uint32_t *p) { return load((const float *)p); }
 };
 
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define HAS_PAIRS
+#endif
+
 #if defined(__AVX512BF16__)
 struct Pairs {
     typedef __m512i Vector;
@@ -24,12 +28,21 @@ struct Pairs {
     }
     INLINE Vector fetch(const uint32_t *p) { return _mm512_loadu_si512(p); }
 };
+#elif defined(HAS_PAIRS)
+struct Pairs {
+    typedef bfloat16x8_t Vector;
+    static const int size = 2;
+    INLINE vf madd(vf sum, const uint32_t *a, Vector b) {
+        return (vf)vbfdotq_f32((float32x4_t)sum, vreinterpretq_bf16_u32(vdupq_n_u32(*a)), b);
+    }
+    INLINE Vector fetch(const uint32_t *p) { return vreinterpretq_bf16_u32(vld1q_u32(p)); }
+};
 #endif
 
 template <class T> struct UnitsOf {
     typedef Singles type;
 };
-#if defined(__AVX512BF16__)
+#if defined(HAS_PAIRS)
 template <> struct UnitsOf<bf16> {
     typedef Pairs type;
 };
@@ -160,12 +173,24 @@ INLINE void lay_out_values(Singles, const T *const *rows, const T *const *next, 
         memcpy(to, &x, sizeof x);
     }
 }
+#if defined(HAS_PAIRS)
+// One of the first row, one of the second, LANES of each.
+INLINE void take_turns(const bf16 *first, const bf16 *second, uint32_t *to) {
 #if defined(__AVX512BF16__)
-INLINE void lay_out_values(Pairs, const bf16 *const *rows, const bf16 *const *next, int length, uint32_t *to) {
     __m512i order;  // one of the lower half, one of the upper
     uint16_t turns[32];
     for (int i = 0; i < 32; i++) turns[i] = i / 2 + i % 2 * 16;
     memcpy(&order, turns, sizeof order);
+    __m512i both = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)first));
+    both = _mm512_inserti64x4(both, _mm256_loadu_si256((const __m256i *)second), 1);
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi16(order, both));
+#else
+    uint16x4x2_t both = {{vld1_u16(first), vld1_u16(second)}};
+    vst2_u16((uint16_t *)to, both);
+#endif
+}
+
+INLINE void lay_out_values(Pairs, const bf16 *const *rows, const bf16 *const *next, int length, uint32_t *to) {
     for (int at = 0; at < length; at += LANES, to += LANES) {
         ask_for(next[at / LANES % 2] + at);
         bf16 some[2][LANES];
@@ -175,16 +200,14 @@ INLINE void lay_out_values(Pairs, const bf16 *const *rows, const bf16 *const *ne
             for (int i = 0; i < length - at; i++) some[0][i] = first[i], some[1][i] = second[i];
             first = some[0], second = some[1];
         }
-        __m512i both = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)first));
-        both = _mm512_inserti64x4(both, _mm256_loadu_si256((const __m256i *)second), 1);
-        _mm512_storeu_si512(to, _mm512_permutexvar_epi16(order, both));
+        take_turns(first, second, to);
     }
 }
 #endif
 
 // Weights of the softmax as the left matrix, in place of the floats or before them.
 INLINE void lay_out_weights(Singles, float *weights, int at, vf p) { store(weights + at, p); }
-#if defined(__AVX512BF16__)
+#if defined(HAS_PAIRS)
 INLINE void lay_out_weights(Pairs, float *weights, int at, vf p) { store((bf16 *)weights + at, p); }
 #endif
 

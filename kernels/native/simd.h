@@ -5,6 +5,8 @@
 #include <string.h>
 #if defined(__AVX2__) || defined(__AVX512F__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #if defined(__AVX512F__)
@@ -67,6 +69,9 @@ INLINE void store(float *p, vf x) { memcpy(p, &x, sizeof x); }
 INLINE vh to_bf16(vf x) {
 #if defined(__AVX512BF16__)
     return (vh)_mm512_cvtneps_pbh((__m512)x);
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    bfloat16x4_t h = vcvt_bf16_f32((float32x4_t)x);
+    return (vh)h;
 #else
     vu bits = (vu)x;
     vu rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
@@ -207,6 +212,19 @@ INLINE void transpose(vi *r) {
     for (int j = 0; j < 4; j++) {
         r[j] = (vi)_mm256_permute2x128_si256(u[j], u[4 + j], 0x20);
         r[4 + j] = (vi)_mm256_permute2x128_si256(u[j], u[4 + j], 0x31);
+    }
+}
+#elif defined(__aarch64__)
+INLINE void transpose(vi *r) {
+    int32x4_t t[4];
+    for (int i = 0; i < 2; i++) {  // of rows 2 i and 2 i + 1: even columns, odd columns
+        t[2 * i] = vtrn1q_s32((int32x4_t)r[2 * i], (int32x4_t)r[2 * i + 1]);
+        t[2 * i + 1] = vtrn2q_s32((int32x4_t)r[2 * i], (int32x4_t)r[2 * i + 1]);
+    }
+    for (int j = 0; j < 2; j++) {
+        int64x2_t upper = vreinterpretq_s64_s32(t[j]), lower = vreinterpretq_s64_s32(t[2 + j]);
+        r[j] = (vi)vtrn1q_s64(upper, lower);
+        r[2 + j] = (vi)vtrn2q_s64(upper, lower);
     }
 }
 #else

@@ -23,6 +23,10 @@ MERGED_AT_ONCE = 16
 """Parts that a program of the merge holds; more take further rounds of it."""
 MOST_ROWS_OF_CODES = 32
 """Of a tile over e4m3 that is decoded by arithmetic: that takes registers, and of 64 rows some forms spill."""
+_ALL_REGISTERS = 255
+"""That a thread may have."""
+_TALL = 128
+"""Rows of a tile."""
 KV_DTYPES = (torch.bfloat16, torch.float16, torch.float32, FP8, E5M2)
 
 
@@ -225,9 +229,17 @@ def run(
         UPCAST=needs_upcast(queries.q_TNH.dtype),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        **_registers(head_dim, tile.block_m),
         **early_launch(queries.q_TNH.device),
         **COMPILE_OPTIONS,
     )
+
+
+def _registers(head_dim: int, num_rows: int = 1) -> dict[str, int]:
+    """Options of the launch. Heads that fill no power of two are masked, which takes registers: by itself the assembler
+    puts some values down then, to have one program more on a multiprocessor. Tall tiles have but one there anyway."""
+    is_masked = head_dim != padded_head_dim(head_dim) and num_rows < _TALL
+    return {"maxnreg": _ALL_REGISTERS} if is_masked and torch.version.hip is None else {}
 
 
 def run_short(launch: Launch, out_TNH: torch.Tensor, queries: PagedQueries, rule: ScoreRule) -> None:
@@ -259,6 +271,7 @@ def merge(parts: Parts, out_TNH: torch.Tensor, queries: PagedQueries, block_q: i
         BLOCK_P=MERGED_AT_ONCE,
         BLOCK_Q=block_q,
         BY_TOKEN=parts.by_token or starts is None,
+        **_registers(head_dim),
         **early_launch(out_TNH.device),
         **COMPILE_OPTIONS,
     )

@@ -17,7 +17,7 @@ from pagefleet_kernels._triton import COMPILE_OPTIONS, INTERPRETED, jit, next_po
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.fp8 import FP8, as_bytes, decode_e4m3, has_native_fp8
-from pagefleet_kernels.mxfp4 import decode_e2m1
+from pagefleet_kernels.mxfp4 import E2M1, decode_e2m1
 from pagefleet_kernels.packed_matmul import RUN, inputs_of, unpack_numbers
 from pagefleet_kernels.tuning import MatmulTile, launch_table, matmul_tile
 
@@ -40,10 +40,29 @@ class CodedWeights:
     group: int
     """Inputs of a row that share a scale: a power of two from 16 on."""
 
+    @property
+    def num_inputs(self) -> int:
+        """Columns of the matrix."""
+        return 2 * self.codes.shape[1]
+
+    @property
+    def num_outputs(self) -> int:
+        """Rows of the matrix."""
+        return self.codes.shape[0]
+
+    @property
+    def bits(self) -> int:
+        """Of a code."""
+        return 4
+
     def rows(self, start: int, stop: int) -> CodedWeights:
         """These of its rows."""
         factor_O = None if self.factor_O is None else self.factor_O[start:stop]
         return replace(self, codes=self.codes[start:stop], scales_OG=self.scales_OG[start:stop], factor_O=factor_O)
+
+    def plain_scales(self) -> torch.Tensor:
+        """float32 [O, G]."""
+        return _plain_scales(self.scales_OG)
 
     def dequantize(self) -> torch.Tensor:
         """float32 [O, I]."""
@@ -55,15 +74,16 @@ def dequantize_codes(
 ) -> torch.Tensor:
     """The float32 numbers [O, I] that uint8 codes stand for; the others are as in `CodedWeights`."""
     if table is None:
-        half = torch.tensor((0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0), device=codes_OI.device)
-        table = torch.cat((half, -half))
+        table = torch.tensor(E2M1, device=codes_OI.device)
     values_OGg = table[codes_OI.to(torch.int32)].view(*scales_OG.shape, -1)
-    if scales_OG.dtype == torch.uint8:
-        values_OGg = torch.ldexp(values_OGg, scales_OG.to(torch.int32)[..., None] - 127)
-    else:
-        values_OGg = values_OGg.mul_(scales_OG.to(torch.float32)[..., None])
-    values_OI = values_OGg.flatten(1)
+    values_OI = values_OGg.mul_(_plain_scales(scales_OG)[..., None]).flatten(1)
     return values_OI if factor_O is None else values_OI.mul_(factor_O[:, None])
+
+
+def _plain_scales(scales_OG: torch.Tensor) -> torch.Tensor:
+    if scales_OG.dtype != torch.uint8:
+        return scales_OG.to(torch.float32)
+    return torch.ldexp(torch.ones(scales_OG.shape, device=scales_OG.device), scales_OG.to(torch.int32) - 127)
 
 
 def coded_matmul(
@@ -88,7 +108,7 @@ def coded_matmul(
 
 
 def _check(x_TI: torch.Tensor, weights: CodedWeights, bias_O: torch.Tensor | None) -> None:
-    num_outputs, num_inputs, group = weights.codes.shape[0], 2 * weights.codes.shape[1], weights.group
+    num_outputs, num_inputs, group = weights.num_outputs, weights.num_inputs, weights.group
     if x_TI.dim() != 2 or x_TI.shape[1] != num_inputs or x_TI.stride(1) != 1 or x_TI.dtype not in _FLOATS:
         raise UnsupportedShapeError(
             f"activations {list(x_TI.shape)} of {x_TI.dtype} do not fit {num_inputs} inputs: floats [T, I] do, "

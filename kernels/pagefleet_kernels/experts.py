@@ -16,8 +16,10 @@ import torch
 from pagefleet_kernels import reference_experts
 from pagefleet_kernels._triton import COMPILE_OPTIONS, jit, next_power_of_2, tl
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
+from pagefleet_kernels.early_launch import early_launch, wait_for_inputs
 from pagefleet_kernels.errors import UnsupportedShapeError
-from pagefleet_kernels.expert_gates import Gate, add_bias, join_gate
+from pagefleet_kernels.expert_gates import Gate
+from pagefleet_kernels.expert_tiles import begin_tile, end_tile
 from pagefleet_kernels.fp8 import FP8, as_bytes, has_native_fp8
 from pagefleet_kernels.mxfp4 import MXFP4_BLOCK
 from pagefleet_kernels.mxfp4_experts import multiply_mxfp4
@@ -76,8 +78,8 @@ def align_experts(
     pairs_BM = torch.empty((num_blocks, m), dtype=torch.int32, device=device)
     experts_B = torch.empty(num_blocks, dtype=torch.int32, device=device)
     if num_pairs:
-        counts_E = torch.empty(num_experts, dtype=torch.int32, device=device)
-        _count_kernel[(num_experts,)](counts_E, experts_RK, num_pairs, SCAN=_SCAN, **COMPILE_OPTIONS)
+        counts_E, options = torch.empty(num_experts, dtype=torch.int32, device=device), early_launch(device)
+        _count_kernel[(num_experts,)](counts_E, experts_RK, num_pairs, SCAN=_SCAN, **options, **COMPILE_OPTIONS)
         _place_kernel[(num_experts,)](
             pairs_BM,
             experts_B,
@@ -89,6 +91,7 @@ def align_experts(
             PADDED_EXPERTS=next_power_of_2(num_experts),
             BLOCK_M=m,
             SCAN=_SCAN,
+            **options,
             **COMPILE_OPTIONS,
         )
     return ExpertBlocks(pairs_BM, experts_B, num_pairs, tile)
@@ -145,6 +148,7 @@ def combine_experts(
             TOP_K=top_k,
             BLOCK=block,
             num_warps=tile_warps(block),
+            **early_launch(y_PD.device),
             **COMPILE_OPTIONS,
         )
     return out_RD
@@ -247,14 +251,16 @@ def _triton_grouped_matmul(
         BLOCK_K=min(block_k, block or block_k, max(32, next_power_of_2(num_inputs))),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        **early_launch(x.device),
         **COMPILE_OPTIONS,
     )
     return out_PO
 
 
 @jit(do_not_specialize=("num_pairs",))
-def _count_kernel(counts_ptr, experts_ptr, num_pairs, SCAN: tl.constexpr):  # type: ignore[no-untyped-def]
+def _count_kernel(counts_ptr, experts_ptr, num_pairs, SCAN: tl.constexpr, EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
     """One program per expert: how many pairs it has."""
+    wait_for_inputs(EARLY)
     expert = tl.program_id(0)
     index = tl.arange(0, SCAN)
     count = tl.zeros((SCAN,), tl.int32)
@@ -276,8 +282,10 @@ def _place_kernel(  # type: ignore[no-untyped-def]
     PADDED_EXPERTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     SCAN: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One program per expert: its pairs into its blocks, in their own order; the last one also ends the blocks."""
+    wait_for_inputs(EARLY)
     expert = tl.program_id(0)
     other = tl.arange(0, PADDED_EXPERTS)
     counts = tl.load(counts_ptr + other, mask=other < EXPERTS, other=0)
@@ -330,19 +338,15 @@ def _grouped_kernel(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    """One program per block of pairs and tile of outputs. Neighbours have the same outputs of mostly one expert, and
-    so share weights."""
-    program = tl.program_id(0)
-    block = program % num_blocks
-    expert = tl.load(block_experts_ptr + block).to(tl.int64)
+    """One program per block of pairs and tile of outputs."""
+    expert, pair, inside_m, n, inside_n = begin_tile(
+        pairs_ptr, block_experts_ptr, num_pairs, num_blocks, OUTPUTS, BLOCK_M, BLOCK_N, EARLY
+    )
     if expert < 0:
         return
-    pair = tl.load(pairs_ptr + block.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M))
-    inside_m = pair < num_pairs
     row = (pair // TOP_K).to(tl.int64)
-    n = (program // num_blocks) * BLOCK_N + tl.arange(0, BLOCK_N)
-    inside_n = n < OUTPUTS
     k = tl.arange(0, BLOCK_K)
     rows: tl.constexpr = 2 * OUTPUTS if GATED else OUTPUTS
     x_tile_ptr = x_ptr + row[:, None] * stride_x + k[None, :]
@@ -381,12 +385,9 @@ def _grouped_kernel(  # type: ignore[no-untyped-def]
         out *= x_scale[:, None] * tl.load(scale_ptr, mask=inside_n, other=0.0)[None, :]
         if GATED:
             up *= x_scale[:, None] * tl.load(scale_ptr + up_scales, mask=inside_n, other=0.0)[None, :]
-    bias_tile_ptr = bias_ptr + expert * rows + n
-    out = add_bias(out, bias_tile_ptr, inside_n, HAS_BIAS)
-    if GATED:
-        out = join_gate(out, add_bias(up, bias_tile_ptr + OUTPUTS, inside_n, HAS_BIAS), KIND)
-    out_tile_ptr = out_ptr + pair.to(tl.int64)[:, None] * OUTPUTS + n[None, :]
-    tl.store(out_tile_ptr, out.to(out_ptr.dtype.element_ty), mask=inside_m[:, None] & inside_n[None, :])
+    end_tile(
+        out_ptr, bias_ptr + expert * rows + n, pair, inside_m, n, inside_n, out, up, OUTPUTS, HAS_BIAS, GATED, KIND
+    )
 
 
 @jit()
@@ -424,7 +425,9 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
     WIDTH: tl.constexpr,
     TOP_K: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH

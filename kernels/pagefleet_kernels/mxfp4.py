@@ -13,12 +13,14 @@ MXFP4_BLOCK = 32
 """Numbers that share a scale."""
 LARGEST_SCALE = 240
 """Code of the largest scale that kernels multiply by, 2^113; one stands for 2^(code - 127)."""
-_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_HALF = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+E2M1 = (*_HALF, *(-value for value in _HALF))
+"""What its codes stand for."""
 
 
 def dequantize_mxfp4(bytes_J: torch.Tensor, scales_C: torch.Tensor) -> torch.Tensor:
     """The float32 numbers [..., I] that uint8 codes [..., J] with uint8 scales [..., C] stand for, exactly."""
-    values = torch.tensor((*_VALUES, *(-value for value in _VALUES)), device=bytes_J.device)
+    values = torch.tensor(E2M1, device=bytes_J.device)
     # By bytes: what the lower and the upper half stand for.
     pairs = torch.stack((values.repeat(16), values.repeat_interleave(16)), -1)
     found = pairs[bytes_J.to(torch.int32)].view(*scales_C.shape, MXFP4_BLOCK)

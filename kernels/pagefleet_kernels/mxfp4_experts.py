@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 
 from pagefleet_kernels._triton import COMPILE_OPTIONS, jit, next_power_of_2, tl
-from pagefleet_kernels.expert_gates import Gate, add_bias, join_gate
+from pagefleet_kernels.early_launch import early_launch
+from pagefleet_kernels.expert_gates import Gate
+from pagefleet_kernels.expert_tiles import begin_tile, end_tile
 from pagefleet_kernels.mxfp4 import MXFP4_BLOCK, decode_e2m1, decode_scale
 from pagefleet_kernels.tuning import MatmulTile
 
@@ -48,6 +50,7 @@ def multiply_mxfp4(
         BLOCK_K=max(MXFP4_BLOCK, min(block_k, next_power_of_2(num_inputs))),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        **early_launch(x_RI.device),
         **COMPILE_OPTIONS,
     )
 
@@ -73,17 +76,14 @@ def _grouped_mxfp4_kernel(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    """One program per block of pairs and tile of outputs, as in `experts._grouped_kernel`."""
-    program = tl.program_id(0)
-    block = program % num_blocks
-    expert = tl.load(block_experts_ptr + block).to(tl.int64)
+    """One program per block of pairs and tile of outputs."""
+    expert, pair, inside_m, n, inside_n = begin_tile(
+        pairs_ptr, block_experts_ptr, num_pairs, num_blocks, OUTPUTS, BLOCK_M, BLOCK_N, EARLY
+    )
     if expert < 0:
         return
-    pair = tl.load(pairs_ptr + block.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M))
-    inside_m = pair < num_pairs
-    n = (program // num_blocks) * BLOCK_N + tl.arange(0, BLOCK_N)
-    inside_n = n < OUTPUTS
     k = tl.arange(0, BLOCK_K)
     row_n = expert * (2 * OUTPUTS if GATED else OUTPUTS) + n
     x_tile_ptr = x_ptr + (pair // TOP_K).to(tl.int64)[:, None] * stride_x + k[None, :]
@@ -96,11 +96,7 @@ def _grouped_mxfp4_kernel(  # type: ignore[no-untyped-def]
         if GATED:
             weight = _weights(weight_ptr, scale_ptr, row_n + OUTPUTS, start, inside_n, INPUTS, BLOCK_N, BLOCK_K)
             up = tl.dot(x, weight.to(x.dtype), up, input_precision="ieee")
-    out = add_bias(out, bias_ptr + row_n, inside_n, HAS_BIAS)
-    if GATED:
-        out = join_gate(out, add_bias(up, bias_ptr + row_n + OUTPUTS, inside_n, HAS_BIAS), KIND)
-    out_tile_ptr = out_ptr + pair.to(tl.int64)[:, None] * OUTPUTS + n[None, :]
-    tl.store(out_tile_ptr, out.to(out_ptr.dtype.element_ty), mask=inside_m[:, None] & inside_n[None, :])
+    end_tile(out_ptr, bias_ptr + row_n, pair, inside_m, n, inside_n, out, up, OUTPUTS, HAS_BIAS, GATED, KIND)
 
 
 @jit()

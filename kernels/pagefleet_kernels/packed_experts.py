@@ -1,5 +1,8 @@
 """Experts' products with matrices in numbers of 4 or 8 bits: the blocks of `experts`, the weights of `packed_matmul`.
 
+Columns in act order stand in the order of their groups, another one for each expert: `order_inputs` puts rows so before
+the product, which then reads them straight.
+
 Shapes: R rows, P pairs of row and expert, E experts, I inputs, O outputs, B blocks of M pairs.
 """
 
@@ -9,11 +12,14 @@ import torch
 
 from pagefleet_kernels import reference_experts
 from pagefleet_kernels._triton import COMPILE_OPTIONS, INTERPRETED, jit, next_power_of_2, tl
-from pagefleet_kernels.dispatch import Backend, choose_backend
+from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
+from pagefleet_kernels.early_launch import early_launch, wait_for_inputs
 from pagefleet_kernels.errors import UnsupportedShapeError
-from pagefleet_kernels.expert_gates import Gate, join_gate
+from pagefleet_kernels.expert_gates import Gate
+from pagefleet_kernels.expert_tiles import begin_tile, end_tile
 from pagefleet_kernels.experts import ExpertBlocks
 from pagefleet_kernels.packed_matmul import RUN, PackedWeights, check_packed, inputs_of, multiply_numbers
+from pagefleet_kernels.tuning import launch_table, tile_warps
 
 _MANY_ROWS = 64
 
@@ -76,9 +82,74 @@ def grouped_packed_matmul(
         BLOCK_K=min(block_k, group or block_k, max(RUN, next_power_of_2(num_inputs))),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        **early_launch(x_RI.device),
         **COMPILE_OPTIONS,
     )
     return out_PO
+
+
+def order_inputs(
+    x_RI: torch.Tensor, order_EI: torch.Tensor, experts_RK: torch.Tensor, *, backend: Backend | None = None
+) -> torch.Tensor:
+    """Each pair's row with its inputs in the order of its expert's columns: a new [P, I], `x[p // K, order[e, i]]`.
+
+    `order_EI` is int32, `experts_RK` int32 and contiguous; rows of pairs of an expert below 0 are left as they come.
+    """
+    (num_rows, num_inputs), (_, top_k) = x_RI.shape, experts_RK.shape
+    if (
+        order_EI.shape[1] != num_inputs
+        or len(experts_RK) != num_rows
+        or x_RI.stride(1) != 1
+        or not (order_EI.is_contiguous() and experts_RK.is_contiguous())
+    ):
+        raise UnsupportedShapeError(
+            f"{list(x_RI.shape)}, orders {list(order_EI.shape)} and experts {list(experts_RK.shape)} must be [R, I], "
+            "[E, I] and [R, K], contiguous"
+        )
+    out_PI = x_RI.new_empty((num_rows * top_k, num_inputs))
+    if choose_backend(x_RI.device, backend) == "torch":
+        return reference_experts.order_inputs(x_RI, order_EI, experts_RK, out_PI)
+    if out_PI.numel():
+        block = min(next_power_of_2(num_inputs), launch_table(architecture(x_RI.device)).tile_elements)
+        _order_inputs_kernel[(len(out_PI), -(-num_inputs // block))](
+            out_PI,
+            x_RI,
+            order_EI,
+            experts_RK,
+            x_RI.stride(0),
+            INPUTS=num_inputs,
+            TOP_K=top_k,
+            BLOCK=block,
+            num_warps=tile_warps(block),
+            **early_launch(x_RI.device),
+            **COMPILE_OPTIONS,
+        )
+    return out_PI
+
+
+@jit()
+def _order_inputs_kernel(  # type: ignore[no-untyped-def]
+    out_ptr,
+    x_ptr,
+    order_ptr,
+    experts_ptr,
+    stride_x,
+    INPUTS: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """One program per pair and tile of inputs."""
+    wait_for_inputs(EARLY)
+    pair = tl.program_id(0).to(tl.int64)
+    expert = tl.load(experts_ptr + pair).to(tl.int64)
+    if expert < 0:
+        return
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < INPUTS
+    source = tl.load(order_ptr + expert * INPUTS + column, mask=inside, other=0)
+    x = tl.load(x_ptr + pair // TOP_K * stride_x + source, mask=inside, other=0.0)
+    tl.store(out_ptr + pair * INPUTS + column, x, mask=inside)
 
 
 @jit(do_not_specialize=("num_pairs", "num_blocks"))
@@ -107,17 +178,14 @@ def _grouped_packed_kernel(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    """One program per block of pairs and tile of outputs, as in `experts._grouped_kernel`."""
-    program = tl.program_id(0)
-    block = program % num_blocks
-    expert = tl.load(block_experts_ptr + block).to(tl.int64)
+    """One program per block of pairs and tile of outputs."""
+    expert, pair, inside_m, n, inside_n = begin_tile(
+        pairs_ptr, block_experts_ptr, num_pairs, num_blocks, OUTPUTS, BLOCK_M, BLOCK_N, EARLY
+    )
     if expert < 0:
         return
-    pair = tl.load(pairs_ptr + block.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M))
-    inside_m = pair < num_pairs
-    n = (program // num_blocks) * BLOCK_N + tl.arange(0, BLOCK_N)
-    inside_n = n < OUTPUTS
     row_n = expert * (2 * OUTPUTS if GATED else OUTPUTS) + n
     j = tl.arange(0, BLOCK_K * BITS // 8)
     k = inputs_of(j, BITS)
@@ -154,10 +222,7 @@ def _grouped_packed_kernel(  # type: ignore[no-untyped-def]
         out *= tl.load(scale_ptr + row_n * stride_scale, mask=inside_n, other=0.0)[None, :]
         if GATED:
             up *= tl.load(scale_ptr + (row_n + OUTPUTS) * stride_scale, mask=inside_n, other=0.0)[None, :]
-    if GATED:
-        out = join_gate(out, up, KIND)
-    out_tile_ptr = out_ptr + pair.to(tl.int64)[:, None] * OUTPUTS + n[None, :]
-    tl.store(out_tile_ptr, out.to(out_ptr.dtype.element_ty), mask=inside_m[:, None] & inside_n[None, :])
+    end_tile(out_ptr, out_ptr, pair, inside_m, n, inside_n, out, up, OUTPUTS, False, GATED, KIND)
 
 
 @jit()

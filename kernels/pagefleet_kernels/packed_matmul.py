@@ -21,7 +21,7 @@ from pagefleet_kernels._triton import COMPILE_OPTIONS, INTERPRETED, jit, next_po
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.fp8 import FP8, as_bytes, decode_e4m3, has_native_fp8
-from pagefleet_kernels.tuning import MatmulTile, launch_table, matmul_tile
+from pagefleet_kernels.tuning import MatmulTile, all_registers, launch_table, matmul_tile
 
 RUN = 32
 """Inputs whose numbers of 4 bits lie in one run of bytes."""
@@ -49,6 +49,11 @@ class PackedWeights:
     def num_inputs(self) -> int:
         """Columns of the matrix."""
         return self.numbers.shape[1] * 8 // self.bits
+
+    @property
+    def num_outputs(self) -> int:
+        """Rows of the matrix."""
+        return self.numbers.shape[0]
 
     def rows(self, start: int, stop: int) -> PackedWeights:
         """These of its rows."""
@@ -219,6 +224,7 @@ def _triton_matmul(
         BLOCK_K=min(max(RUN, block_k), group or block_k, max(RUN, next_power_of_2(num_inputs))),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        **all_registers(x_TI.device),
         **COMPILE_OPTIONS,
     )
     return out_TO

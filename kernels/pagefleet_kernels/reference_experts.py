@@ -87,6 +87,17 @@ def grouped_packed_matmul(
     return out_PO
 
 
+def order_inputs(
+    x_RI: torch.Tensor, order_EI: torch.Tensor, experts_RK: torch.Tensor, out_PI: torch.Tensor
+) -> torch.Tensor:
+    """Twin of `packed_experts.order_inputs`; fills and returns `out_PI`."""
+    for expert in sorted(set(experts_RK.flatten().tolist())):
+        if expert >= 0:
+            pair_N = (experts_RK.flatten() == expert).nonzero().flatten()
+            out_PI[pair_N] = x_RI[pair_N // experts_RK.shape[1]][:, order_EI[expert].long()]
+    return out_PI
+
+
 def _joined(gate_up_NO: torch.Tensor, kind: str) -> torch.Tensor:
     """Twin of `experts._joined`."""
     if kind != "swigluoai":

@@ -23,6 +23,7 @@ from pagefleet_kernels.dispatch import architecture
 from pagefleet_kernels.sampling_noise import gumbel_noise
 from pagefleet_kernels.sampling_record import TokenRecord, record_token
 from pagefleet_kernels.sampling_rows import SamplingRows
+from pagefleet_kernels.tuning import all_registers
 
 NUM_PIVOTS = 16
 MAX_COLLECTED = 1 << 24
@@ -80,6 +81,7 @@ def draw_truncated(
             TILE=min(block // 2, 2048),
             BLOCKS=blocks,
             PIVOTS=NUM_PIVOTS,
+            **all_registers(token_R.device),
             **options,
         )
 

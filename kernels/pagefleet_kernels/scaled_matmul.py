@@ -15,7 +15,7 @@ from pagefleet_kernels._triton import COMPILE_OPTIONS, INTERPRETED, jit, next_po
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.fp8 import FP8, as_bytes, decode_e4m3, has_native_fp8
-from pagefleet_kernels.tuning import MatmulTile, launch_table, matmul_tile
+from pagefleet_kernels.tuning import MatmulTile, all_registers, launch_table, matmul_tile
 
 _FEW_ROWS = 16
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -224,6 +224,7 @@ def _triton_matmul(
         BLOCK_K=min(block_k, block or block_k, max(32, next_power_of_2(num_inputs))),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        **all_registers(x_TI.device),
         **COMPILE_OPTIONS,
     )
     return out_TO

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from pagefleet_kernels._triton import next_power_of_2
+from pagefleet_kernels.dispatch import architecture
 from pagefleet_kernels.errors import LaunchTableError, UnsupportedShapeError
 
 TABLE_VARIABLE = "PAGEFLEET_LAUNCH_TABLE"
@@ -24,6 +25,7 @@ _TABLES = Path(__file__).with_name("tables")
 MAX_HEAD_DIM = 256
 MIN_PART_SHARE = 2  # of the longest part: what the shortest is where the device is full anyway
 PARTS_WHERE_FULL = 16  # at most; their sums take memory
+_HOPPER = 90
 MIN_DOT_SIDE = 16  # tensor cores multiply tiles of at least 16 by 16
 
 
@@ -151,12 +153,24 @@ def attention_tile(tiles: tuple[AttentionTile, ...], head_dim: int, dtype: torch
     if dtype not in (torch.float32, torch.float16, torch.bfloat16):
         raise UnsupportedShapeError(f"attention in {dtype} is not supported: use bfloat16, float16 or float32")
     padded = padded_head_dim(head_dim)
-    return _FLOAT32_TILE if dtype == torch.float32 else next(tile for tile in tiles if padded <= tile.max_head_dim)
+    if dtype == torch.float32:
+        return _FLOAT32_TILE
+    tile = next(tile for tile in tiles if padded <= tile.max_head_dim)
+    # masks of large heads take the registers of as many keys
+    return replace(tile, block_n=max(MIN_DOT_SIDE, tile.block_n // 2)) if head_dim < padded > 128 else tile
 
 
 def matmul_tile(tiles: tuple[MatmulTile, ...], num_rows: int) -> MatmulTile:
     """First of the tiles that takes `num_rows`."""
     return next(tile for tile in tiles if num_rows <= tile.max_rows)
+
+
+def all_registers(device: torch.device) -> dict[str, int]:
+    """Options of a launch on NVIDIA's GPUs before Hopper: by itself the assembler puts some values of some kernels down
+    there, to have one program more on a multiprocessor."""
+    capability = architecture(device).removeprefix("sm_")
+    is_before = capability.isdecimal() and int(capability) < _HOPPER and torch.version.hip is None
+    return {"maxnreg": 255} if is_before else {}
 
 
 def tile_warps(elements: int) -> int:

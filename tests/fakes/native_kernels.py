@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
 import pytest
 import torch
 from pagefleet_engine.attention.native_backend import NativeBackend
 from pagefleet_engine.core.kv_groups import KVGroups
+from pagefleet_engine.models import sparse_mlp
 from pagefleet_kernels.errors import BackendUnavailableError
 from pagefleet_kernels.layout import KVLayout
 from pagefleet_kernels.native.library import Library, load_library
@@ -30,3 +35,11 @@ def native_library() -> Library:
 def native_backend(pool: torch.Tensor, layout: KVLayout, groups: KVGroups) -> NativeBackend:
     """Skips as `native_library` does."""
     return NativeBackend(pool, layout, groups, native_library())
+
+
+@contextmanager
+def experts_one_by_one() -> Iterator[None]:
+    """Models that are loaded meanwhile have no compiled layers of experts: each expert is products of its own."""
+    with mock.patch.object(sparse_mlp, "native_experts", return_value=None) as made:
+        yield
+        assert made.called

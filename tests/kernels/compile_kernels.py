@@ -1,8 +1,9 @@
 """Compile the kernels for GPUs that need not be here, from the launches of real calls; prints one JSON line for each.
 
 Run by test_compile.py in a process of its own, because Triton decides at its import whether it compiles or interprets:
-compile_kernels.py CAPABILITY SET..., where a set is `attention:HEAD_DIM:DTYPE`, `groups:HEAD_DIM:GROUP...`
-(all without a group), `latents`, `products`, `experts` or `others`.
+compile_kernels.py CAPABILITY [--first] SET..., where a set is `attention:HEAD_DIM:DTYPE`, `groups:HEAD_DIM:GROUP...`
+(all without a group), `latents`, `products`, `experts` or `others`. With `--first` a kernel is compiled as often as
+meets each set of its tensors' types on each kind of tile, low or tall, and each way of each of its switches, once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ from pagefleet_kernels import (
     score_rule,
     step_inputs,
     token_mask,
+    tuning,
 )
 from pagefleet_kernels.layout import KVLayout
 from pagefleet_kernels.sampling_record import TokenRecord
@@ -86,6 +88,7 @@ MODULES = (
     scaled_matmul,
     step_inputs,
     token_mask,
+    tuning,
 )
 SPECS = (
     quantize.QuantizeSpec(fp8.FP8),
@@ -95,6 +98,10 @@ SPECS = (
 )
 FORM = ("HEAD_DIM", "GROUP", "BLOCK_M", "BLOCK_N", "BLOCK_K", "SPLITS", "ROWS", "WINDOW", "FP8")
 OPERANDS = ("q_ptr", "x_ptr", "weight_ptr")
+NUMBERED = ("FP8", "BITS", "SCALE_BITS")
+"""Switches whose every number is another way; of sizes it matters whether there is one."""
+TALL = 64
+"""Rows of a tile that Hopper's wide instructions multiply."""
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 TYPES = {
     torch.float64: "*fp64",
@@ -113,11 +120,18 @@ TYPES = {
 
 
 class CompileOnly:
-    """Stands in for a kernel: a launch compiles it as Triton would for these arguments, and runs nothing."""
+    """Stands in for a kernel: a launch compiles it as Triton would for these arguments, and runs nothing.
 
-    def __init__(self, kernel: Any, capability: int) -> None:
+    Args:
+        kernel: that it stands for.
+        capability: of the GPU, e.g. 90.
+        seen: traits of what was compiled of all kernels: launches that add none are left out; None: none is left out.
+    """
+
+    def __init__(self, kernel: Any, capability: int, seen: set[Hashable] | None) -> None:
         self._kernel = kernel
         self._target = GPUTarget("cuda", capability, 32)
+        self._seen = seen
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         return self._launch
@@ -125,7 +139,13 @@ class CompileOnly:
     def _launch(self, *args: Any, **kwargs: Any) -> None:
         names = self._kernel.arg_names
         values = dict(zip(names, args, strict=False)) | {name: kwargs[name] for name in names if name in kwargs}
+        operands = {type_name(values[name]) for name in OPERANDS if name in values}
         constants = {name for name in names if self._kernel.params[names.index(name)].is_constexpr}
+        if self._seen is not None:
+            found = {(self._kernel.__name__, *trait) for trait in traits(values, constants)}
+            if found <= self._seen:
+                return
+            self._seen |= found
         source = ASTSource(
             fn=self._kernel,
             signature={name: "constexpr" if name in constants else type_name(values[name]) for name in names},
@@ -142,7 +162,7 @@ class CompileOnly:
             "kernel": self._kernel.__name__,
             "capability": self._target.arch,
             "form": {name: values[name] for name in FORM if name in values},
-            "operands": sorted({type_name(values[name]) for name in OPERANDS if name in values}),
+            "operands": sorted(operands),
             "shared_bytes": compiled.metadata.shared,
             "tensor_cores": "wgmma"
             if "wgmma" in compiled.asm["ptx"]
@@ -152,6 +172,14 @@ class CompileOnly:
             **resources(compiled),
         }
         print(json.dumps(report), flush=True)
+
+
+def traits(values: dict[str, Any], constants: set[str]) -> set[tuple[Hashable, ...]]:
+    """What tells a launch's code from others of its kernel: its tensors' types on its kind of tile, and each switch."""
+    types = tuple(type_name(value) for value in values.values() if isinstance(value, torch.Tensor))
+    sizes = {name for name in constants - set(NUMBERED) if isinstance(values[name], int)}
+    switches = {(name, bool(values[name]) if name in sizes else values[name]) for name in constants}
+    return {(types, values.get("BLOCK_M", 0) >= TALL), *switches}
 
 
 def resources(compiled: Any) -> dict[str, int]:
@@ -328,6 +356,7 @@ def compile_experts() -> None:
             grouped(x, packed, num_experts, blocks, top_k=top_k, gate="silu", backend="triton")
             unshifted = replace(packed, zeros_OG=None)
             grouped(x.repeat(top_k, 1), unshifted, num_experts, blocks, backend="triton")
+        packed_experts.order_inputs(x, torch.zeros((num_experts, 1024), dtype=torch.int32), chosen, backend="triton")
         out = product(x.repeat(top_k, 1), plain, blocks, x.dtype, backend="triton")
         experts.combine_experts(out, chosen.float(), chosen, backend="triton")
         for spec in SPECS:
@@ -440,16 +469,18 @@ def compile_set(name: str) -> None:
         compile_attention(attention_inputs(head_dim, dtype, dtype), 512 if head_dim == 256 else None)
 
 
-def main(capability: int, sets: Sequence[str]) -> None:
-    """Compile for an architecture all that the sets hold."""
+def main(capability: int, sets: Sequence[str], *, first: bool) -> None:
+    """Compile for an architecture all that the sets hold, or the first of each kind."""
+    seen: set[Hashable] | None = set() if first else None
     for module in MODULES:
         vars(module)["choose_backend"] = lambda device, backend: backend
         vars(module)["architecture"] = lambda device: f"sm_{capability}"
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
-            vars(module)[name] = CompileOnly(vars(module)[name], capability)
+            vars(module)[name] = CompileOnly(vars(module)[name], capability, seen)
     for name in sets:
         compile_set(name)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    names = [name for name in sys.argv[2:] if name != "--first"]
+    main(int(sys.argv[1]), names, first="--first" in sys.argv)

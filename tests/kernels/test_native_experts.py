@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pagefleet_kernels.coded_matmul import CodedWeights
 from pagefleet_kernels.expert_gates import Gate
-from pagefleet_kernels.native.experts import PackedExperts, pack_matrix, takes_experts
+from pagefleet_kernels.native.experts import PackedExperts, RoundedExperts, pack_matrix, takes_experts
 from pagefleet_kernels.native.library import Library
+from pagefleet_kernels.native.quantized import PackedProduct, reference_product
+from pagefleet_kernels.packed_matmul import PackedWeights
 from pagefleet_kernels.reference_experts import _joined
 
 from tests.example_counts import examples
 from tests.fakes.native_kernels import native_libraries
+from tests.kernels.test_native_quantized import make_coded, make_weights
 
 SETS = {library.instruction_set: library for library in native_libraries()}
 GATES: tuple[Gate, ...] = ("silu", "gelu_tanh", "relu", "swigluoai")
@@ -141,3 +147,112 @@ def test_other_kinds_are_left_to_torch(
 ) -> None:
     assert takes_experts(library, torch.float32, 32, 32, "silu")
     assert not takes_experts(library, dtype, hidden, width, gate)
+
+
+class RoundedLayer:
+    """Experts with random numbers of a few bits; the last has none."""
+
+    def __init__(
+        self, library: Library, how: str, experts: int, sizes: tuple[int, int], gate: Gate, rows: bool
+    ) -> None:
+        hidden, width = sizes
+        self.weights = [
+            (self._weights(how, width, hidden, 3 * e), self._weights(how, width, hidden, 3 * e + 1),
+             self._weights(how, hidden, width, 3 * e + 2))
+            for e in range(experts - 1)
+        ]  # fmt: skip
+        make = torch.Generator().manual_seed(hidden)
+        self.biases = torch.randn(experts, 2 * width, generator=make), torch.randn(experts, hidden, generator=make)
+        self.gate, self.rounds_rows, self.library = gate, rows, library
+        self.packed = RoundedExperts(library, experts, hidden, width, gate, torch.float32, rounds_rows=rows)
+        for expert, weights in enumerate(self.weights):
+            gate_w, up, down = (PackedProduct(library, one) for one in weights)
+            self.packed.put_gate_up(expert, gate_w, up)
+            self.packed.put_down(expert, down)
+        self.packed.put_biases(*self.biases)
+
+    @staticmethod
+    def _weights(how: str, outputs: int, inputs: int, seed: int) -> PackedWeights | CodedWeights:
+        if how == "codes":
+            coded = make_coded(outputs, inputs)
+            return replace(coded, codes=coded.codes.roll(seed, 0))
+        bits, group, zeros = {"awq": (4, 32, "points"), "q8_0": (8, 32, "middle"), "q6_k": (8, 16, "middle"),
+                              "q4_k": (4, 32, "offsets"), "int8": (8, None, "middle")}[how]  # fmt: skip
+        return make_weights(outputs, inputs, bits, group, zeros, seed)
+
+    def expected(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """By products one after another."""
+        out = torch.zeros(x.shape)
+        for row, (of_row, by) in enumerate(zip(experts.tolist(), weights, strict=True)):
+            for expert, weight in zip(of_row, by, strict=True):
+                if expert < 0:
+                    continue
+                gate_w, up, down = self.weights[expert]
+                joint = torch.cat([self._product(x[row : row + 1], one) for one in (gate_w, up)], 1)
+                gated = _joined(joint + self.biases[0][expert], self.gate)
+                out[row] += weight * (self._product(gated, down)[0] + self.biases[1][expert])
+        return out
+
+    def _product(self, x: torch.Tensor, weights: PackedWeights | CodedWeights) -> torch.Tensor:
+        scales = x.abs().amax(1) / 127 if self.rounds_rows else None
+        return reference_product(x, weights, scales_T=scales)
+
+
+HOW = ("codes", "awq", "q8_0", "q6_k", "q4_k", "int8")
+
+
+@given(
+    rows=st.integers(0, 40),
+    sizes=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    experts=st.integers(2, 7),
+    gate=st.sampled_from(GATES),
+    how=st.sampled_from(HOW),
+    rounds_rows=st.booleans(),
+    data=st.data(),
+)
+@settings(max_examples=examples(60), deadline=None)
+def test_experts_in_few_bits(
+    rows: int,
+    sizes: tuple[int, int],
+    experts: int,
+    gate: Gate,
+    how: str,
+    rounds_rows: bool,
+    data: st.DataObject,
+) -> None:
+    """But for the few numbers between the matrices that are rounded the other way."""
+    library = SETS[data.draw(st.sampled_from([*SETS]))]
+    layer = RoundedLayer(library, how, experts, (32 * sizes[0], 32 * sizes[1]), gate, rounds_rows)
+    x = torch.randn(rows, 64 * sizes[0], generator=torch.Generator().manual_seed(1))[:, : 32 * sizes[0]]
+    where = routes(rows, data.draw(st.integers(1, min(experts - 1, 4))), experts)
+    out, expected = layer.packed(x, *where), layer.expected(x, *where)
+    assert (out - expected).norm() <= 0.005 * expected.norm() + 1e-6
+    assert (out - expected).abs().max() <= 0.02 * expected.abs().max() if rows else True
+    assert not out[(where[1] < 0).all(1)].any()
+
+
+def test_experts_in_few_bits_by_many_threads_and_in_bfloat16(library: Library) -> None:
+    layer = RoundedLayer(library, "awq", 9, (256, 384), "silu", rows=False)
+    x, where = torch.randn(130, 256), routes(130, 4, 9)
+    threads = torch.get_num_threads()
+    try:
+        outs = []
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            outs.append(layer.packed(x, *where))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(*outs)
+    short = RoundedExperts(library, 9, 256, 384, "silu", torch.bfloat16)
+    for expert in range(8):
+        short.take(expert, [*layer.packed.stored(expert)]) if expert else _put_first(short, layer)
+    short.put_biases(*layer.biases)
+    found = short(x.bfloat16(), *where)
+    assert found.dtype == torch.bfloat16
+    assert (found.float() - outs[0]).norm() < 0.02 * outs[0].norm()
+
+
+def _put_first(experts: RoundedExperts, layer: RoundedLayer) -> None:
+    gate, up, down = (PackedProduct(layer.library, one) for one in layer.weights[0])
+    experts.put_gate_up(0, gate, up)
+    experts.put_down(0, down)

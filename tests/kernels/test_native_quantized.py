@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pagefleet_kernels.coded_matmul import CodedWeights
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.native.library import Library
-from pagefleet_kernels.native.quantized import PackedProduct, Then, reference_product, takes_packed
+from pagefleet_kernels.native.quantized import PackedProduct, Then, byte_table, reference_product, takes_packed
 from pagefleet_kernels.packed_matmul import PackedWeights, pack_numbers
 from torch import Tensor
 
@@ -55,6 +56,33 @@ def make_weights(
     )
 
 
+TABLES: dict[str, Tensor | None] = {
+    "e2m1": None,
+    "nf4": torch.linspace(-1, 1, 16).pow(3),
+    "fp4": torch.tensor([0, 0.0625, 8, 12, 4, 6, 2, 3, 0, -0.0625, -8, -12, -4, -6, -2, -3]) / 12,
+}
+
+
+def make_coded(
+    outputs: int, inputs: int, group: int = 32, table: str = "e2m1", scales: str = "e8m0", has_factor: bool = False
+) -> CodedWeights:
+    """All codes occur; scales are such as 16 bits hold."""
+    make = seeded(inputs)
+    codes = torch.randint(0, 16, (outputs, inputs), generator=make, dtype=torch.uint8)
+    shape = (outputs, inputs // group)
+    scales_OG = {
+        "e8m0": lambda: torch.randint(110, 125, shape, generator=make, dtype=torch.uint8),
+        "e4m3": lambda: (torch.rand(shape, generator=make) * 448).to(torch.float8_e4m3fn),
+        "float32": lambda: torch.randn(shape, generator=make).half().float(),
+    }[scales]()
+    factor_O = torch.rand(outputs, generator=make) + 0.01 if has_factor else None
+    values = TABLES[table]
+    if values is not None:  # as it is multiplied
+        numbers, unit = byte_table(values)
+        values = numbers * unit
+    return CodedWeights(pack_numbers(codes, 4), values, scales_OG, factor_O, group)
+
+
 def make_inputs(rows: int, inputs: int, dtype: torch.dtype = FLOAT) -> Tensor:
     """Some of a block are far larger than the others, and some blocks are zeros."""
     x = torch.randn(rows, inputs, generator=seeded(rows))
@@ -90,6 +118,55 @@ def test_products_are_those_of_rounded_inputs(shape: dict[str, Any], rows: int, 
     weights, x = make_weights(**shape), make_inputs(rows, shape["inputs"], dtype)
     product = PackedProduct([*SETS.values()][which % len(SETS)], weights)
     assert_close(product(x), reference_product(x, weights))
+
+
+@st.composite
+def coded_shapes(draw: st.DrawFn) -> dict[str, Any]:
+    group = draw(st.sampled_from([16, 32, 64, 128]))
+    return {
+        "outputs": draw(st.integers(1, 200)),
+        "inputs": max(group, 32) * draw(st.integers(1, 5)),
+        "group": group,
+        "table": draw(st.sampled_from([*TABLES])),
+        "scales": draw(st.sampled_from(["e8m0", "e4m3", "float32"])),
+        "has_factor": draw(st.booleans()),
+    }
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(shape=coded_shapes(), rows=st.integers(1, 40), which=st.integers(0, 9), dtype=st.sampled_from([FLOAT, BF16]))
+def test_codes_stand_for_numbers(shape: dict[str, Any], rows: int, which: int, dtype: torch.dtype) -> None:
+    weights, x = make_coded(**shape), make_inputs(rows, shape["inputs"], dtype)
+    product = PackedProduct([*SETS.values()][which % len(SETS)], weights)
+    assert_close(product(x), reference_product(x, weights))
+    bound = shape["outputs"] + 64
+    assert product.nbytes <= bound * (shape["inputs"] // 2 + 2 * shape["inputs"] // shape["group"] + 4) + 16
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 45])
+def test_codes_by_each_instruction_set(library: Library, rows: int) -> None:
+    weights, x = make_coded(130, 256, 16, "nf4", "float32", has_factor=True), make_inputs(rows, 256)
+    assert_close(PackedProduct(library, weights)(x), reference_product(x, weights))
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_floats_of_a_table_are_near_in_8_bits(table: str) -> None:
+    """docs/quantization.md says how near."""
+    values = TABLES[table]
+    numbers, unit = byte_table(values)
+    assert int(numbers.abs().max()) <= 127
+    weights = replace(make_coded(1, 32), table=values)
+    exact = weights.dequantize()
+    error = (replace(weights, table=numbers * unit).dequantize() - exact).norm() / exact.norm()
+    assert error == 0.0 if values is None else error < 0.005
+
+
+def test_a_product_of_what_another_was_made_of(library: Library) -> None:
+    x = make_inputs(3, 64)
+    for one, other in ((make_weights(70, 64), make_weights(70, 64, seed=1)), (make_coded(70, 64), make_coded(70, 64))):
+        like, product = PackedProduct(library, one), PackedProduct(library, other)
+        moved = like.of([part.clone() for part in product.kept])
+        assert torch.equal(moved(x), product(x))
 
 
 @pytest.mark.parametrize("zeros", ["middle", "points", "offsets"])

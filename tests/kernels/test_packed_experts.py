@@ -7,7 +7,7 @@ import torch
 from pagefleet_kernels.activation import Kind
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.experts import align_experts
-from pagefleet_kernels.packed_experts import grouped_packed_matmul
+from pagefleet_kernels.packed_experts import grouped_packed_matmul, order_inputs
 from pagefleet_kernels.packed_matmul import PackedWeights, pack_numbers
 
 EXPERTS, TOP_K = 3, 2
@@ -46,6 +46,19 @@ def test_each_pair_meets_its_expert(bits: int, group: int | None, zeros: bool, g
         torch.testing.assert_close(out[pair], expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("top_k", "inputs"), [(1, 48), (2, 2500)])
+def test_rows_are_put_in_the_order_of_their_experts(top_k: int, inputs: int) -> None:
+    generator = torch.Generator().manual_seed(inputs)
+    orders = torch.stack([torch.randperm(inputs, generator=generator) for _ in range(EXPERTS)]).to(torch.int32)
+    x = torch.randn(4, 3 * inputs, generator=generator)[:, inputs : 2 * inputs]
+    chosen = torch.tensor([[0, 2], [2, 0], [-1, 1], [1, -1]], dtype=torch.int32)[:, :top_k].contiguous()
+    for backend in ("torch", "triton"):
+        out = order_inputs(x, orders, chosen, backend=backend)
+        for pair, expert in enumerate(chosen.flatten().tolist()):
+            if expert >= 0:
+                assert torch.equal(out[pair], x[pair // top_k, orders[expert].long()])
+
+
 def test_misfits_are_refused() -> None:
     weights = weights_of(16, 32, 4, 32, True)
     blocks = align_experts(torch.zeros((2, TOP_K), dtype=torch.int32), EXPERTS, backend="torch")
@@ -53,3 +66,7 @@ def test_misfits_are_refused() -> None:
         grouped_packed_matmul(torch.zeros(3, 32), weights, EXPERTS, blocks, top_k=TOP_K)
     with pytest.raises(UnsupportedShapeError, match="for each of 5"):
         grouped_packed_matmul(torch.zeros(2, 32), weights, 5, blocks, top_k=TOP_K)
+    with pytest.raises(UnsupportedShapeError, match="orders"):
+        order_inputs(
+            torch.zeros(2, 32), torch.zeros((3, 16), dtype=torch.int32), torch.zeros((2, 1), dtype=torch.int32)
+        )

@@ -11,7 +11,7 @@ import torch  # noqa: F401  brings the OpenMP that the library computes with: bo
 from pagefleet_kernels.errors import BackendUnavailableError
 
 LIBRARY = Path(__file__).with_name("libpagefleet_kernels.so")
-_ABI_VERSION = 4
+_ABI_VERSION = 8
 
 
 class Layer(Structure):
@@ -76,6 +76,34 @@ class Experts(Structure):
     )
 
 
+class Packed(Structure):
+    """See kernels.h."""
+
+    _fields_ = (
+        ("packed", c_void_p),
+        ("row_scales", c_void_p),
+        ("table", c_void_p),
+        ("inputs", c_int32),
+        ("outputs", c_int32),
+        ("bits", c_int32),
+        ("group", c_int32),
+        ("zeros", c_int32),
+        ("input_block", c_int32),
+    )
+
+
+class QuantizedExperts(Structure):
+    """See kernels.h."""
+
+    _fields_ = (
+        ("layer", Experts),
+        ("gate", c_void_p),
+        ("up", c_void_p),
+        ("down", c_void_p),
+        ("rounds_rows", c_int32),
+    )
+
+
 class Routed(Structure):
     """See kernels.h."""
 
@@ -90,18 +118,15 @@ class Routed(Structure):
     )
 
 
-class Packed(Structure):
+class Blocks(Structure):
     """See kernels.h."""
 
     _fields_ = (
-        ("packed", c_void_p),
-        ("row_scales", c_void_p),
+        ("blocks", c_void_p),
+        ("row_bytes", c_int64),
         ("inputs", c_int32),
         ("outputs", c_int32),
-        ("bits", c_int32),
-        ("group", c_int32),
-        ("zeros", c_int32),
-        ("input_block", c_int32),
+        ("kind", c_int32),
     )
 
 
@@ -120,6 +145,21 @@ class Product(Structure):
         ("rows", c_int32),
         ("then", c_int32),
         ("is_bf16", c_int32),
+    )
+
+
+class Sampling(Structure):
+    """See kernels.h."""
+
+    _fields_ = (
+        ("logits", c_void_p),
+        ("stride", c_int64),
+        ("fields", c_void_p),
+        ("lens", c_void_p),
+        ("rows", c_int32),
+        ("vocab", c_int32),
+        ("is_bf16", c_int32),
+        ("threads", c_int32),
     )
 
 
@@ -164,10 +204,16 @@ class _InstructionSet(Structure):
         ("attend", c_void_p),
         ("experts_room", c_void_p),
         ("run_experts", c_void_p),
+        ("quantized_experts_room", c_void_p),
+        ("run_quantized_experts", c_void_p),
         ("product_room", c_void_p),
         ("run_product", c_void_p),
+        ("sampling_room", c_void_p),
+        ("sample", c_void_p),
         ("norm", c_void_p),
         ("rotate", c_void_p),
+        ("decode_blocks", c_void_p),
+        ("lay_out_blocks", c_void_p),
     )
 
 
@@ -177,11 +223,18 @@ _ATTEND = ctypes.CFUNCTYPE(None, _LAYER, _STEP, _PLAN, c_void_p, c_int64, c_int6
 _EXPERTS = POINTER(Experts)
 _EXPERTS_ROOM = ctypes.CFUNCTYPE(c_int64, _EXPERTS, c_int32)
 _RUN_EXPERTS = ctypes.CFUNCTYPE(None, _EXPERTS, POINTER(Routed), c_void_p, c_int32)
+_QUANTIZED = POINTER(QuantizedExperts)
+_QUANTIZED_EXPERTS_ROOM = ctypes.CFUNCTYPE(c_int64, _QUANTIZED, c_int32)
+_RUN_QUANTIZED_EXPERTS = ctypes.CFUNCTYPE(None, _QUANTIZED, POINTER(Routed), c_void_p, c_int32)
 _PACKED = POINTER(Packed)
 _PRODUCT_ROOM = ctypes.CFUNCTYPE(c_int64, _PACKED, c_int32)
 _RUN_PRODUCT = ctypes.CFUNCTYPE(None, _PACKED, POINTER(Product), c_void_p, c_int32)
+_SAMPLING_ROOM = ctypes.CFUNCTYPE(c_int64, c_int32, c_int32)
+_SAMPLE = ctypes.CFUNCTYPE(None, POINTER(Sampling), c_void_p, c_void_p)
 _NORM = ctypes.CFUNCTYPE(None, POINTER(Rows), c_void_p, c_void_p, c_void_p, c_float)
 _ROTATE = ctypes.CFUNCTYPE(None, POINTER(Rows), c_void_p, POINTER(Rotation))
+_DECODE_BLOCKS = ctypes.CFUNCTYPE(None, c_int32, c_void_p, c_int64, c_void_p, c_int32)
+_LAY_OUT_BLOCKS = ctypes.CFUNCTYPE(c_int32, POINTER(Blocks), c_void_p, c_void_p, c_int32)
 
 
 class Library:
@@ -189,18 +242,25 @@ class Library:
 
     def __init__(self, library: ctypes.CDLL, chosen: _InstructionSet) -> None:
         self.instruction_set = str(chosen.name.decode())
-        self.multiplies_bf16 = self.instruction_set == "avx512_bf16"
+        self.multiplies_bf16 = self.instruction_set.endswith("_bf16")
         self.room, self.part = _COUNT_OF(chosen.room), _COUNT_OF(chosen.part)
         self.attend = _ATTEND(chosen.attend)
         self.experts_room, self.run_experts = _EXPERTS_ROOM(chosen.experts_room), _RUN_EXPERTS(chosen.run_experts)
+        self.quantized_experts_room = _QUANTIZED_EXPERTS_ROOM(chosen.quantized_experts_room)
+        self.run_quantized_experts = _RUN_QUANTIZED_EXPERTS(chosen.run_quantized_experts)
         self.product_room, self.run_product = _PRODUCT_ROOM(chosen.product_room), _RUN_PRODUCT(chosen.run_product)
+        self.sampling_room, self.sample = _SAMPLING_ROOM(chosen.sampling_room), _SAMPLE(chosen.sample)
         self.norm, self.rotate = _NORM(chosen.norm), _ROTATE(chosen.rotate)
+        self.decode_blocks = _DECODE_BLOCKS(chosen.decode_blocks)
+        self.lay_out_blocks = _LAY_OUT_BLOCKS(chosen.lay_out_blocks)
         self.plan_attention = library.plan_attention
         self.plan_attention.argtypes = (_STEP, *[c_int32] * 5, c_void_p)
         self.plan_attention.restype = PlanSize
         self.write_pages = library.write_pages
         self.write_pages.argtypes = (_LAYER, c_void_p, c_void_p, *[c_int64] * 4, c_void_p, c_int32, c_int32)
         self.write_pages.restype = None
+        self.own_cpu = library.own_cpu
+        """The CPU that OpenMP gave the calling thread; -1: it binds none."""
 
 
 def load_library(path: Path = LIBRARY) -> list[Library]:

@@ -1,19 +1,24 @@
 """Products on a CPU with a matrix in numbers of 4 or 8 bits, by inputs that are rounded to 8 bits on the way.
 
+Codes of 4 bits stand for numbers of 8: twice those of e2m1, exactly; for bitsandbytes' floats, the nearest.
+
 Shapes: T rows, I inputs, O outputs, G groups, B blocks of inputs, S strips of outputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import copy
 from ctypes import byref
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pagefleet_kernels.coded_matmul import CodedWeights
 from pagefleet_kernels.errors import UnsupportedShapeError
+from pagefleet_kernels.mxfp4 import E2M1
 from pagefleet_kernels.native.attention import DTYPES
 from pagefleet_kernels.native.library import Library, Packed, Product
 from pagefleet_kernels.packed_matmul import PackedWeights, unpack_numbers
@@ -26,16 +31,21 @@ LARGEST = 127.0
 SMALLEST_SCALE = 1e-12
 LONGEST_BLOCK = 1 << 16
 """Inputs whose products' sum fits 32 bits."""
+STRIP = 64
+"""Outputs that lie beside each other."""
+MIDDLE, POINTS, OFFSETS = range(3)
 
 Then = Literal["nothing", "add", "multiply", "silu", "gelu_tanh", "relu"]
 _THEN: Mapping[Then, int] = {"nothing": 0, "add": 1, "multiply": 2, "silu": 3, "gelu_tanh": 4, "relu": 5}
 ACTIVATIONS: tuple[Then, ...] = ("silu", "gelu_tanh", "relu")
 
-_STRIP = 64
-_MIDDLE, _POINTS, _OFFSETS = range(3)
 _WORTH_A_THREAD = 1 << 18
 """Products of two numbers that one thread computes sooner than another wakes."""
 _SMALLEST_FACTOR = 2.0**-100
+_ZERO = 128
+"""Of a table's bytes."""
+_SMALLEST_UNITS = 64
+"""That a table's largest float becomes, at least."""
 
 
 def takes_packed(num_inputs: int, group: int | None) -> bool:
@@ -44,41 +54,73 @@ def takes_packed(num_inputs: int, group: int | None) -> bool:
     return size % STEP == 0 and num_inputs % size == 0 and (group is not None or num_inputs <= LONGEST_BLOCK)
 
 
+class LaidOut(NamedTuple):
+    """A matrix as quantized.cpp reads it."""
+
+    row_scales_O: Tensor
+    """float32"""
+    packed: Tensor
+    """uint8"""
+    inputs: int
+    bits: int
+    group: int
+    zeros: int
+    """How it has its zeros."""
+    table: Tensor | None = None
+    """uint8 [16], where numbers are codes."""
+
+
 class PackedProduct:
-    """Multiplies by one matrix, which is laid out anew."""
+    """Multiplies by one matrix, which is laid out anew unless it is so already."""
 
-    __slots__ = ("_kept", "_library", "_matrix")
+    __slots__ = ("_library", "kept", "matrix")
 
-    def __init__(self, library: Library, weights: PackedWeights, *, input_block: int | None = None) -> None:
+    def __init__(
+        self, library: Library, weights: PackedWeights | CodedWeights | LaidOut, *, input_block: int | None = None
+    ) -> None:
         """Groups as `takes_packed` says. `input_block`: inputs that are rounded together, a divisor of the group.
 
         Raises:
             UnsupportedShapeError: the kernels do not take such groups, or blocks.
         """
-        group = weights.group or weights.num_inputs
-        block = input_block or input_block_of(group)
-        if not takes_packed(weights.num_inputs, weights.group) or group % block or block % STEP:
+        if isinstance(weights, CodedWeights):
+            matrix = lay_out_codes(weights)
+        else:
+            matrix = weights if isinstance(weights, LaidOut) else lay_out(weights)
+        block = input_block or input_block_of(matrix.group)
+        if matrix.group % block or block % STEP:
             raise UnsupportedShapeError(
-                f"groups of {group} of {weights.num_inputs} inputs, {block} rounded together, are not supported: "
-                f"multiples of {STEP} that divide each other are"
+                f"groups of {matrix.group} inputs, {block} rounded together, are not supported: multiples of {STEP} "
+                "that divide each other are"
             )
-        row_scales_O, packed, zeros = lay_out(weights)
-        self._library, self._kept = library, (packed, row_scales_O)
-        self._matrix = Packed(
-            packed=packed.data_ptr(),
-            row_scales=row_scales_O.data_ptr(),
-            inputs=weights.num_inputs,
-            outputs=len(weights.numbers),
-            bits=weights.bits,
-            group=group,
-            zeros=zeros,
+        self._library = library
+        kept = (matrix.packed, matrix.row_scales_O)
+        self.kept: tuple[Tensor, ...] = kept if matrix.table is None else (*kept, matrix.table)
+        """All that the matrix is in memory."""
+        self.matrix = Packed(
+            packed=matrix.packed.data_ptr(),
+            row_scales=matrix.row_scales_O.data_ptr(),
+            table=None if matrix.table is None else matrix.table.data_ptr(),
+            inputs=matrix.inputs,
+            outputs=len(matrix.row_scales_O),
+            bits=matrix.bits,
+            group=matrix.group,
+            zeros=matrix.zeros,
             input_block=block,
         )
+
+    def of(self, kept: Sequence[Tensor]) -> PackedProduct:
+        """A product like this one, of what another `kept`."""
+        other = copy(self)
+        other.kept, other.matrix = tuple(kept), Packed.from_buffer_copy(self.matrix)
+        other.matrix.packed, other.matrix.row_scales = kept[0].data_ptr(), kept[1].data_ptr()
+        other.matrix.table = None if self.matrix.table is None else kept[2].data_ptr()
+        return other
 
     @property
     def nbytes(self) -> int:
         """That the matrix takes."""
-        return sum(part.nbytes for part in self._kept)
+        return sum(part.nbytes for part in self.kept)
 
     def __call__(
         self,
@@ -95,7 +137,7 @@ class PackedProduct:
         `other_TO`: what is added or multiplied, in x's type; `out_TO` may be the same. `scales_T`: float32, what 1 of a
         row's rounded inputs stands for, which are then rounded as a row.
         """
-        matrix = self._matrix
+        matrix = self.matrix
         if x_TI.dtype not in DTYPES or x_TI.dim() != 2 or x_TI.shape[1] != matrix.inputs:
             raise UnsupportedShapeError(
                 f"inputs {list(x_TI.shape)} of {x_TI.dtype} are not float32 or bfloat16 [T, {matrix.inputs}]"
@@ -131,13 +173,16 @@ def input_block_of(group: int) -> int:
     return INPUT_BLOCK if group % INPUT_BLOCK == 0 else STEP
 
 
-def lay_out(weights: PackedWeights) -> tuple[Tensor, Tensor, int]:
-    """Scales of rows [O], the matrix as quantized.cpp reads it, and how it has its zeros.
+def lay_out(weights: PackedWeights) -> LaidOut:
+    """The same matrix.
 
     Scales of groups and offsets are kept in 16 bits, less a power of two of each row: those that a checkpoint has in 16
     bits stay as they are; others are rounded to 11 digits.
+
+    Raises:
+        UnsupportedShapeError: the kernels do not take such groups.
     """
-    numbers_OI = _whole_strips(unpack_numbers(weights.numbers, weights.bits))
+    group = _checked_group(weights)
     scales_OG = weights.scales_OG.to(torch.float32)
     if weights.group is None and weights.offsets_OG is None:
         factors_O = scales_OG[:, 0].contiguous()
@@ -148,16 +193,56 @@ def lay_out(weights: PackedWeights) -> tuple[Tensor, Tensor, int]:
             most_O = torch.maximum(most_O, weights.offsets_OG.abs().amax(1).to(torch.float32) / 2**14)
         factors_O = _powers_of_two(most_O)
         shared_OG = scales_OG / factors_O[:, None]
-    headers, zeros = [_in_strips(shared_OG.to(torch.float16))], _MIDDLE
+    headers, zeros = [_in_strips(shared_OG.to(torch.float16))], MIDDLE
     if weights.offsets_OG is not None:
         headers.append(_in_strips((weights.offsets_OG.to(torch.float32) / factors_O[:, None]).to(torch.float16)))
-        zeros = _OFFSETS
+        zeros = OFFSETS
     elif weights.zeros_OG is not None:
         headers.append(_in_strips(weights.zeros_OG))
-        zeros = _POINTS
-    groups = scales_OG.shape[1]
-    codes_SGJ = _codes(numbers_OI, weights.bits).view(len(headers[0]), groups, -1)
-    return factors_O, torch.cat((*headers, codes_SGJ), 2).flatten(), zeros
+        zeros = POINTS
+    packed = _in_groups(unpack_numbers(weights.numbers, weights.bits), weights.bits, headers)
+    return LaidOut(factors_O, packed, weights.num_inputs, weights.bits, group, zeros)
+
+
+def lay_out_codes(weights: CodedWeights) -> LaidOut:
+    """The same of a matrix in codes."""
+    group, scales_OG = _checked_group(weights), weights.plain_scales()
+    numbers, unit = byte_table(weights.table)
+    factors_O = _powers_of_two(scales_OG.abs().amax(1))
+    shared_OG = (scales_OG / factors_O[:, None]).to(torch.float16)
+    packed = _in_groups(unpack_numbers(weights.codes, 4), 4, [_in_strips(shared_OG)])
+    row_scales_O = factors_O.mul_(unit) if weights.factor_O is None else factors_O.mul_(unit).mul_(weights.factor_O)
+    table = (numbers + _ZERO).to(torch.uint8)
+    return LaidOut(row_scales_O, packed, weights.num_inputs, 4, group, MIDDLE, table)
+
+
+def byte_table(table: Tensor | None) -> tuple[Tensor, float]:
+    """int16 [16] of numbers in 8 bits, and what 1 of them stands for; the table is as in `CodedWeights`.
+
+    Among the sizes that the largest may have, the one with which all are nearest to the floats that are meant.
+    """
+    if table is None:
+        return torch.tensor([2 * value for value in E2M1], dtype=torch.int16), 0.5
+    units_N1 = torch.arange(_SMALLEST_UNITS, int(LARGEST) + 1)[:, None] / table.abs().max()
+    numbers_NV = (table * units_N1).round()
+    best = (numbers_NV / units_N1 - table).square().sum(1).argmin()
+    return numbers_NV[best].to(torch.int16), float(1 / units_N1[best])
+
+
+def _checked_group(weights: PackedWeights | CodedWeights) -> int:
+    group = weights.group or weights.num_inputs
+    if not takes_packed(weights.num_inputs, weights.group):
+        raise UnsupportedShapeError(
+            f"groups of {group} of {weights.num_inputs} inputs are not supported: multiples of {STEP} that divide "
+            "these are"
+        )
+    return group
+
+
+def _in_groups(numbers_OI: Tensor, bits: int, headers: list[Tensor]) -> Tensor:
+    """uint8: of each strip group after group, headers [S, G, bytes] before numbers."""
+    codes_SGJ = _codes(_whole_strips(numbers_OI), bits).view(*headers[0].shape[:2], -1)
+    return torch.cat((*headers, codes_SGJ), 2).flatten()
 
 
 def _codes(numbers_OI: Tensor, bits: int) -> Tensor:
@@ -165,18 +250,18 @@ def _codes(numbers_OI: Tensor, bits: int) -> Tensor:
     if bits == 4:
         lower, upper = numbers_OI.view(len(numbers_OI), -1, 2, 4).unbind(2)
         numbers_OI = (lower | upper << 4).flatten(1)
-    words_SOW = numbers_OI.contiguous().view(torch.int32).view(-1, _STRIP, numbers_OI.shape[1] // 4)
+    words_SOW = numbers_OI.contiguous().view(torch.int32).view(-1, STRIP, numbers_OI.shape[1] // 4)
     return words_SOW.transpose(1, 2).contiguous().view(torch.uint8).flatten(1)
 
 
 def _in_strips(shared_OG: Tensor) -> Tensor:
     """uint8 [S, G, bytes of a strip's outputs]."""
-    strips_SOG = _whole_strips(shared_OG).view(-1, _STRIP, shared_OG.shape[1])
+    strips_SOG = _whole_strips(shared_OG).view(-1, STRIP, shared_OG.shape[1])
     return strips_SOG.transpose(1, 2).contiguous().view(torch.uint8)
 
 
 def _whole_strips(of_rows: Tensor) -> Tensor:
-    return F.pad(of_rows, (0, 0, 0, -len(of_rows) % _STRIP))
+    return F.pad(of_rows, (0, 0, 0, -len(of_rows) % STRIP))
 
 
 def _powers_of_two(most_O: Tensor) -> Tensor:
@@ -187,7 +272,7 @@ def _powers_of_two(most_O: Tensor) -> Tensor:
 
 def reference_product(
     x_TI: Tensor,
-    weights: PackedWeights,
+    weights: PackedWeights | CodedWeights,
     bias_O: Tensor | None = None,
     *,
     input_block: int | None = None,

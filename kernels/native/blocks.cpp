@@ -1,0 +1,315 @@
+// GGUF's blocks: as floats, and laid out anew as quantized.cpp reads a matrix, in one pass. Compiled once for every
+// instruction set; nothing is contracted, so that floats are torch's bit for bit.
+//
+// A block stands for `scale * code - offset` of each group within it. Where a kind has no offsets, its codes are around
+// `MIDDLE`, and are stored around the middle of 4 or 8 bits. Layouts of blocks: gguf/blocks.py, ggml's block_q*.
+#include "bytes.h"
+#include "kernels.h"
+
+namespace {
+
+const int STRIP = 64;    // outputs, of quantized.cpp
+const int CHUNK = 256;   // inputs of a row that are taken apart at once: those of the largest block
+const int GROUPS = 16;   // of a chunk, at most
+
+INLINE float half_at(const uint8_t *p) {
+    uint16_t half;
+    memcpy(&half, p, 2);
+#if defined(__F16C__)
+    return _cvtsh_ss(half);
+#endif
+    uint32_t bits = (uint32_t)(half & 0x7fff) << 13, sign = (uint32_t)(half & 0x8000) << 16;
+    float size = (half & 0x7c00) == 0x7c00 ? bits_float(bits | 0x7f800000u) : bits_float(bits) * 0x1p112f;
+    return bits_float(float_bits(size) | sign);
+}
+
+// To the nearest, ties to even; of finite numbers below 65520.
+INLINE void store_halves(uint16_t *to, vf x) {
+#if defined(__AVX512F__)
+    _mm256_storeu_si256((__m256i *)to, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif defined(__F16C__)
+    _mm_storeu_si128((__m128i *)to, _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#else
+    for (int i = 0; i < LANES; i++) {
+        uint32_t bits = float_bits(x[i]), size = bits & 0x7fffffffu;
+        if (size < 0x38800000u)  // below 2^-14 an addition rounds it to multiples of 2^-24
+            size = float_bits(bits_float(size) + 0.5f) - float_bits(0.5f);
+        else
+            size = (size + 0xfffu + ((size >> 13) & 1) - (112u << 23)) >> 13;
+        to[i] = (uint16_t)(size | (bits >> 16 & 0x8000u));
+    }
+#endif
+}
+
+INLINE void lower_nibbles(const uint8_t *from, int count, uint8_t *codes) {
+    for (int i = 0; i < count; i++) codes[i] = from[i] & 15;
+}
+
+INLINE void upper_nibbles(const uint8_t *from, int count, uint8_t *codes) {
+    for (int i = 0; i < count; i++) codes[i] = from[i] >> 4;
+}
+
+// The same as compiled products have them: of eight inputs, four in lower halves and four in upper ones.
+template <int BYTES> INLINE void pack_nibbles(const uint8_t *from, uint32_t *lower, uint32_t *upper) {
+    const uint64_t mask = 0x0f0f0f0f0f0f0f0full;
+    uint64_t some[BYTES / 8];
+    memcpy(some, from, BYTES);
+    for (int i = 0; i < BYTES / 8; i++) {
+        uint64_t low = some[i] & mask, high = some[i] >> 4 & mask;
+        lower[i] = (uint32_t)(low | low >> 28);
+        upper[i] = (uint32_t)(high | high >> 28);
+    }
+}
+
+// 16 more where a bit of 32 is set.
+INLINE void add_fifth_bits(const uint8_t *from, uint8_t *codes) {
+    uint32_t bits;
+    memcpy(&bits, from, 4);
+    for (int i = 0; i < 32; i++) codes[i] |= (uint8_t)((bits >> i & 1) << 4);
+}
+
+// Of each kind: numbers and bytes of a block, numbers of a group, bits that a code is kept in, whether it has offsets,
+// and the code of zero where it has none.
+template <int NUMBERS_, int BYTES_, int GROUP_, int BITS_, bool HAS_OFFSETS_, int MIDDLE_> struct Kind {
+    static constexpr int NUMBERS = NUMBERS_, BYTES = BYTES_, GROUP = GROUP_, BITS = BITS_, MIDDLE = MIDDLE_;
+    static constexpr bool HAS_OFFSETS = HAS_OFFSETS_;
+};
+
+struct Q4_0 : Kind<32, 18, 32, 4, false, 8> {
+    static void scales(const uint8_t *block, float *scales, float *) { *scales = half_at(block); }
+    static void codes(const uint8_t *block, uint8_t *codes) {
+        lower_nibbles(block + 2, 16, codes);
+        upper_nibbles(block + 2, 16, codes + 16);
+    }
+    static void words(const uint8_t *block, uint32_t *to) { pack_nibbles<16>(block + 2, to, to + 2); }
+};
+
+struct Q4_1 : Kind<32, 20, 32, 4, true, 0> {
+    static void scales(const uint8_t *block, float *scales, float *offsets) {
+        *scales = half_at(block);
+        *offsets = -half_at(block + 2);
+    }
+    static void codes(const uint8_t *block, uint8_t *codes) { Q4_0::codes(block + 2, codes); }
+    static void words(const uint8_t *block, uint32_t *to) { Q4_0::words(block + 2, to); }
+};
+
+struct Q5_0 : Kind<32, 22, 32, 8, false, 16> {
+    static void scales(const uint8_t *block, float *scales, float *) { *scales = half_at(block); }
+    static void codes(const uint8_t *block, uint8_t *codes) {
+        Q4_0::codes(block + 4, codes);
+        add_fifth_bits(block + 2, codes);
+    }
+};
+
+struct Q5_1 : Kind<32, 24, 32, 8, true, 0> {
+    static void scales(const uint8_t *block, float *scales, float *offsets) { Q4_1::scales(block, scales, offsets); }
+    static void codes(const uint8_t *block, uint8_t *codes) { Q5_0::codes(block + 2, codes); }
+};
+
+struct Q8_0 : Kind<32, 34, 32, 8, false, 128> {
+    static void scales(const uint8_t *block, float *scales, float *) { *scales = half_at(block); }
+    static void codes(const uint8_t *block, uint8_t *codes) {
+        for (int i = 0; i < 32; i++) codes[i] = block[2 + i] ^ 0x80;
+    }
+};
+
+struct Q4_K : Kind<256, 144, 32, 4, true, 0> {
+    static void scales(const uint8_t *block, float *scales, float *offsets) {
+        float scale = half_at(block), offset = half_at(block + 2);
+        const uint8_t *packed = block + 4;
+        for (int i = 0; i < 4; i++) {
+            uint8_t low = packed[i], middle = packed[4 + i], high = packed[8 + i];
+            scales[i] = scale * (float)(low & 63);
+            offsets[i] = offset * (float)(middle & 63);
+            scales[4 + i] = scale * (float)((high & 15) | (low >> 2 & 48));
+            offsets[4 + i] = offset * (float)(high >> 4 | (middle >> 2 & 48));
+        }
+    }
+    static void nibbles(const uint8_t *from, uint8_t *codes) {
+        for (int part = 0; part < 4; part++, from += 32, codes += 64) {
+            lower_nibbles(from, 32, codes);
+            upper_nibbles(from, 32, codes + 32);
+        }
+    }
+    static void codes(const uint8_t *block, uint8_t *codes) { nibbles(block + 16, codes); }
+    static void words(const uint8_t *block, uint32_t *to) {
+        for (int part = 0; part < 4; part++) pack_nibbles<32>(block + 16 + part * 32, to + part * 8, to + part * 8 + 4);
+    }
+};
+
+struct Q5_K : Kind<256, 176, 32, 8, true, 0> {
+    static void scales(const uint8_t *block, float *scales, float *offsets) { Q4_K::scales(block, scales, offsets); }
+    static void codes(const uint8_t *block, uint8_t *codes) {
+        const uint8_t *bits = block + 16;
+        Q4_K::nibbles(block + 48, codes);
+        for (int group = 0; group < 8; group++)
+            for (int i = 0; i < 32; i++) codes[group * 32 + i] |= (uint8_t)((bits[i] >> group & 1) << 4);
+    }
+};
+
+struct Q6_K : Kind<256, 210, 16, 8, false, 32> {
+    static void scales(const uint8_t *block, float *scales, float *) {
+        float scale = half_at(block + 208);
+        for (int i = 0; i < 16; i++) scales[i] = scale * (float)(int8_t)block[192 + i];
+    }
+    static void codes(const uint8_t *block, uint8_t *codes) {
+        const uint8_t *low = block, *high = block + 128;
+        for (int half = 0; half < 2; half++, low += 64, high += 32, codes += 128) {
+            lower_nibbles(low, 64, codes);
+            upper_nibbles(low, 64, codes + 64);
+            for (int part = 0; part < 4; part++)
+                for (int i = 0; i < 32; i++) codes[part * 32 + i] |= (uint8_t)((high[i] >> 2 * part & 3) << 4);
+        }
+    }
+};
+
+template <class K> void decode(const uint8_t *blocks, int64_t count, void *out, bool is_bf16) {
+    alignas(64) uint8_t codes[K::NUMBERS];
+    alignas(64) float scales[K::NUMBERS / K::GROUP], offsets[K::NUMBERS / K::GROUP];
+    int64_t at = 0;
+    for (int64_t b = 0; b < count; b++, blocks += K::BYTES) {
+        K::scales(blocks, scales, offsets);
+        K::codes(blocks, codes);
+        for (int i = 0; i < K::NUMBERS; i += LANES, at += LANES) {
+            vf value = (load_bytes(codes + i) - (float)K::MIDDLE) * scales[i / K::GROUP];
+            if (K::HAS_OFFSETS) value = value - offsets[i / K::GROUP];
+            if (is_bf16)
+                store((bf16 *)out + at, value);
+            else
+                store((float *)out + at, value);
+        }
+    }
+}
+
+// A power of two not above the largest scale, beside which the offsets fit 16 bits; 1 where all are zeros. No number
+// where one of them is none.
+template <class K> float factor_of(const uint8_t *row, int inputs) {
+    float scales[GROUPS], offsets[GROUPS], most = 0.0f, furthest = 0.0f;
+    bool finite = true;
+    for (int at = 0; at < inputs; at += K::NUMBERS, row += K::BYTES) {
+        K::scales(row, scales, offsets);
+        for (int g = 0; g < K::NUMBERS / K::GROUP; g++) {
+            float scale = bits_float(float_bits(scales[g]) & 0x7fffffffu);
+            finite &= scale < __builtin_inff();
+            most = larger(scale, most);
+            if (!K::HAS_OFFSETS) continue;
+            float offset = bits_float(float_bits(offsets[g]) & 0x7fffffffu);
+            finite &= offset < __builtin_inff();
+            furthest = larger(offset, furthest);
+        }
+    }
+    if (!finite) return __builtin_nanf("");
+    most = larger(most, furthest * 0x1p-14f);
+    if (most == 0.0f) return 1.0f;
+    return larger(bits_float(float_bits(most) & 0x7f800000u), 0x1p-100f);
+}
+
+// A block's numbers as compiled products have them.
+template <class K> INLINE void words_of(const uint8_t *block, uint32_t *to) {
+    if constexpr (K::BITS == 4) {
+        K::words(block, to);
+    } else {
+        alignas(64) uint8_t codes[K::NUMBERS];
+        K::codes(block, codes);
+        if (!K::HAS_OFFSETS && K::MIDDLE != 128)
+            for (int i = 0; i < K::NUMBERS; i++) codes[i] += 128 - K::MIDDLE;
+        memcpy(to, codes, K::NUMBERS);
+    }
+}
+
+// A strip of rows, some of which may be missing; whether all of their scales are numbers.
+template <class K>
+bool lay_out_strip(const uint8_t *rows, int64_t row_bytes, int present, int inputs, uint8_t *to, float *row_scales) {
+    constexpr int GROUP_WORDS = K::GROUP * K::BITS / 32, HEADER = (K::HAS_OFFSETS ? 4 : 2) * STRIP;
+    constexpr int GROUP_BYTES = HEADER + GROUP_WORDS * 4 * STRIP;
+    alignas(64) uint32_t codes[STRIP][CHUNK * K::BITS / 32] = {};
+    alignas(64) float scales[GROUPS][STRIP] = {}, offsets[GROUPS][STRIP] = {};
+    float inverse[STRIP];
+    for (int row = 0; row < present; row++) {
+        float factor = factor_of<K>(rows + row * row_bytes, inputs);
+        if (factor != factor) return false;
+        row_scales[row] = factor;
+        inverse[row] = 1.0f / factor;
+    }
+    for (int begin = 0; begin < inputs; begin += CHUNK) {
+        int count = inputs - begin < CHUNK ? inputs - begin : CHUNK, groups = count / K::GROUP;
+        for (int row = 0; row < present; row++) {
+            const uint8_t *block = rows + row * row_bytes + (int64_t)(begin / K::NUMBERS) * K::BYTES;
+            for (int at = 0; at < count; at += K::NUMBERS, block += K::BYTES) {
+                float own_scales[GROUPS], own_offsets[GROUPS];
+                words_of<K>(block, codes[row] + at * K::BITS / 32);
+                K::scales(block, own_scales, own_offsets);
+                for (int g = 0; g < K::NUMBERS / K::GROUP; g++) {
+                    scales[at / K::GROUP + g][row] = own_scales[g] * inverse[row];
+                    if (K::HAS_OFFSETS) offsets[at / K::GROUP + g][row] = own_offsets[g] * inverse[row];
+                }
+            }
+        }
+        for (int g = 0; g < groups; g++)
+            for (int row = 0; row < STRIP; row += LANES) {
+                uint16_t *header = (uint16_t *)(to + g * GROUP_BYTES) + row;
+                store_halves(header, load(scales[g] + row));
+                if (K::HAS_OFFSETS) store_halves(header + STRIP, load(offsets[g] + row));
+            }
+        int words = groups * GROUP_WORDS, word = 0;
+        for (; word + LANES <= words; word += LANES)
+            for (int row = 0; row < STRIP; row += LANES) {
+                vi some[LANES];
+                for (int i = 0; i < LANES; i++) memcpy(&some[i], codes[row + i] + word, sizeof some[i]);
+                transpose(some);
+                for (int i = 0; i < LANES; i++) {
+                    uint8_t *group = to + (word + i) / GROUP_WORDS * GROUP_BYTES + HEADER;
+                    memcpy(group + ((word + i) % GROUP_WORDS * STRIP + row) * 4, &some[i], sizeof some[i]);
+                }
+            }
+        for (; word < words; word++)
+            for (int row = 0; row < STRIP; row++) {
+                uint8_t *group = to + word / GROUP_WORDS * GROUP_BYTES + HEADER;
+                memcpy(group + (word % GROUP_WORDS * STRIP + row) * 4, codes[row] + word, 4);
+            }
+        to += groups * GROUP_BYTES;
+    }
+    return true;
+}
+
+template <class K> int32_t lay_out(const Blocks *from, uint8_t *packed, float *row_scales, int32_t threads) {
+    int strips = (from->outputs + STRIP - 1) / STRIP, finite = 1;
+    int64_t groups = from->inputs / K::GROUP;
+    int64_t strip_bytes = groups * (K::HAS_OFFSETS ? 4 : 2) * STRIP + (int64_t)STRIP * from->inputs * K::BITS / 8;
+#pragma omp parallel for num_threads(threads) schedule(dynamic) reduction(&& : finite) if (threads > 1)
+    for (int strip = 0; strip < strips; strip++) {
+        int row = strip * STRIP, present = from->outputs - row < STRIP ? from->outputs - row : STRIP;
+        bool usable = lay_out_strip<K>(from->blocks + row * from->row_bytes, from->row_bytes, present, from->inputs,
+                                       packed + strip * strip_bytes, row_scales + row);
+        finite = finite && usable;
+    }
+    return finite;
+}
+
+#define OF_KIND(kind, call)                   \
+    switch (kind) {                           \
+        case BLOCKS_Q4_0: return call(Q4_0);  \
+        case BLOCKS_Q4_1: return call(Q4_1);  \
+        case BLOCKS_Q5_0: return call(Q5_0);  \
+        case BLOCKS_Q5_1: return call(Q5_1);  \
+        case BLOCKS_Q8_0: return call(Q8_0);  \
+        case BLOCKS_Q4_K: return call(Q4_K);  \
+        case BLOCKS_Q5_K: return call(Q5_K);  \
+        case BLOCKS_Q6_K: return call(Q6_K);  \
+    }
+
+}  // namespace
+
+extern "C" {
+
+void NAMED(decode_blocks, ISA)(int32_t kind, const uint8_t *blocks, int64_t count, void *out, int32_t is_bf16) {
+#define DECODE(K) decode<K>(blocks, count, out, is_bf16)
+    OF_KIND(kind, DECODE)
+}
+
+int32_t NAMED(lay_out_blocks, ISA)(const Blocks *from, uint8_t *packed, float *row_scales, int32_t threads) {
+#define LAY_OUT(K) lay_out<K>(from, packed, row_scales, threads)
+    OF_KIND(from->kind, LAY_OUT)
+    return 0;
+}
+}

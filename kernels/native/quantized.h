@@ -1,0 +1,228 @@
+// Products with a matrix in numbers of 4 or 8 bits, as quantized.cpp and quantized_experts.cpp have them in common.
+//
+// Inputs are rounded to 8 bits, `input_block` of a row at a time, and bytes are multiplied by bytes: sums of a block are
+// exact. Value of a weight: scale * (number - zero point), or scale * number - offset. So with x = d a for the inputs of
+// a block, a group adds scale * sum(d * sum(number * a)) - offset * sum(d * sum(a)); where the zero point is the middle of
+// all numbers, the sums of integers begin with what it takes away. With a table, a number says which of its bytes is
+// meant, whose middle is 128.
+//
+// The matrix lies as it is read, from end to end: of each STRIP of outputs (what is missing of the last is zeros) group
+// after group; of each group its scales, its zero points or offsets, and then the numbers: four inputs of each output
+// beside each other, and in the upper halves of bytes of 4 bits the four that follow.
+//
+// Shapes: T rows, I inputs, O outputs, G groups, B blocks of inputs.
+#pragma once
+#include "bytes.h"
+#include "gates.h"
+#include "kernels.h"
+#include "memory.h"
+
+namespace {
+
+const int STRIP = 4 * PANEL;
+const int STEP = 4 * STRIP;  // bytes: four inputs of a strip, or eight
+const float SMALLEST_SCALE = 1e-12f;
+
+// The rounded rows, in the memory that the caller gives. TILE_INPUTS of them lie beside each other: of all their first
+// four inputs, then of all their next; so do what belongs to blocks and groups.
+struct Rounded {
+    int8_t *numbers;    // [T, I]
+    float *scales;      // [T, B]
+    int32_t *starts;    // [T, B], what the integers of a block begin with
+    float *group_sums;  // [T, G], of the inputs
+};
+
+// Rows of the tile that begins at a row.
+int tile_rows(int row, int rows) { return rows - row < TILE_INPUTS ? rows - row : TILE_INPUTS; }
+
+Rounded room_of(const Packed *matrix, int64_t rows, Memory &memory) {
+    int64_t blocks = matrix->inputs / matrix->input_block, groups = matrix->inputs / matrix->group;
+    Rounded room;
+    room.scales = memory.take<float>(rows * blocks);
+    room.starts = memory.take<int32_t>(rows * blocks);
+    room.group_sums = memory.take<float>(rows * groups);
+    room.numbers = memory.take<int8_t>(rows * matrix->inputs);
+    return room;
+}
+
+int kind_of(const Packed *matrix) { return matrix->table ? CODES : matrix->bits == 8 ? BYTES : HALVES; }
+
+// What is taken from each number before it is multiplied, less what instructions take themselves.
+int less_of(const Packed *matrix) {
+    int kind = kind_of(matrix), middle = matrix->zeros == ZEROS_MIDDLE ? kind == HALVES ? 8 : 128 : 0;
+    return middle - (kind == HALVES ? code_less<HALVES>() : code_less<BYTES>());
+}
+
+// As an integer the size of what is no number is above all others: the scale is none either, and so is the product.
+template <class T> INLINE float largest_of(const T *x, int length) {
+    vi largest = {};
+    for (int at = 0; at < length; at += LANES) {
+        vi size = (vi)load(x + at) & 0x7fffffff;
+        largest = (vi)choose(size > largest, (vf)size, (vf)largest);
+    }
+    int32_t most = 0;
+    for (int i = 0; i < LANES; i++) most = largest[i] > most ? largest[i] : most;
+    return bits_float((uint32_t)most);
+}
+
+// `scale`: of the row; null: blocks have their own.
+template <class T>
+void round_row(const Packed *matrix, const T *x, const float *scale, int row, int num_rows, const Rounded &to) {
+    const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, ties to even
+    int length = matrix->input_block, blocks = matrix->inputs / length, groups = matrix->inputs / matrix->group;
+    int less = less_of(matrix), in_group = matrix->group / length, first = row / TILE_INPUTS * TILE_INPUTS;
+    int beside = tile_rows(first, num_rows), nth = row - first;
+    int8_t *numbers = to.numbers + (int64_t)first * matrix->inputs + 4 * nth;
+    float *scales = to.scales + (int64_t)first * blocks + nth;
+    int32_t *starts = to.starts + (int64_t)first * blocks + nth;
+    float *group_sums = to.group_sums + (int64_t)first * groups + nth;
+    float group_sum = 0.0f;
+    for (int b = 0; b < blocks; b++, x += length) {
+        float by = scale ? *scale : largest_of(x, length) / 127.0f;
+        if (by < SMALLEST_SCALE) by = SMALLEST_SCALE;
+        vi sums = {};
+        for (int at = 0; at < length; at += LANES) {
+            vf q = load(x + at) / by;
+            q = choose(q > 127.0f, splat(127.0f), q);
+            q = choose(q < -127.0f, splat(-127.0f), q);
+            vi whole = (vi)(q + shift) - (int32_t)float_bits(shift);
+            sums += whole;
+            vs bytes = __builtin_convertvector(whole, vs);
+            for (int i = 0; i < LANES; i += 4, numbers += 4 * beside) memcpy(numbers, (const int8_t *)&bytes + i, 4);
+        }
+        int32_t sum = 0;
+        for (int i = 0; i < LANES; i++) sum += sums[i];
+        scales[b * beside] = by;
+        starts[b * beside] = -less * sum;
+        group_sum += by * (float)sum;
+        if ((b + 1) % in_group == 0) {
+            group_sums[b / in_group * beside] = group_sum;
+            group_sum = 0.0f;
+        }
+    }
+}
+
+INLINE void ask_for(const void *p) { __builtin_prefetch(p, 0, 2); }
+
+int header_of(const Packed *matrix) {
+    static const int OF_ZEROS[] = {0, STRIP, 2 * STRIP};
+    return 2 * STRIP + OF_ZEROS[matrix->zeros];
+}
+
+int64_t strip_bytes(const Packed *matrix) {
+    int64_t groups = matrix->inputs / matrix->group;
+    return groups * header_of(matrix) + (int64_t)STRIP * matrix->inputs * matrix->bits / 8;
+}
+
+// Of a panel: the first four inputs, or the upper four of halves.
+template <int KIND> INLINE Codes codes_of(const Table &table, const uint8_t *p, bool upper) {
+    if (KIND == BYTES) return load_codes(p);
+    Codes codes = upper ? high_codes(p) : low_codes(p);
+    return KIND == CODES ? look_up(table, codes) : codes;
+}
+
+// Sums [ROWS, STRIP] of some rows with PANELS panels of a strip. Meanwhile `ask` lines of what is read `next` are asked
+// for with each block.
+template <int KIND, int ROWS, int PANELS>
+__attribute__((noinline)) void tile(const Packed *matrix, const uint8_t *strip, int panel, const Rounded &from, int row,
+                                    float *sums, const uint8_t *next, int ask) {
+    const int inputs = matrix->inputs, length = matrix->input_block, groups = inputs / matrix->group;
+    const int blocks = inputs / length, in_group = matrix->group / length, zeros = matrix->zeros;
+    const int at_once = KIND == BYTES ? 4 : 8, header = header_of(matrix);
+    const Table table = KIND == CODES ? load_table(matrix->table) : Table();
+    const int8_t *a = from.numbers + (int64_t)row * inputs;
+    const float *scales = from.scales + (int64_t)row * blocks;
+    const int32_t *starts = from.starts + (int64_t)row * blocks;
+    const float *group_sums = from.group_sums + (int64_t)row * groups;
+    sums += panel * PANEL;
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < PANELS * VECTORS; v++) store(sums + r * STRIP + v * LANES, (vf){});
+    for (int g = 0; g < groups; g++, group_sums += ROWS) {
+        const uint16_t *group_scales = (const uint16_t *)strip + panel * PANEL;
+        const uint8_t *zeros_at = strip + 2 * STRIP;
+        strip += header;
+        for (int b = 0; b < in_group; b++) {
+            for (int line = 0; line < ask; line++, next += 64) ask_for(next);
+            Sums whole[ROWS][PANELS];
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+                for (int p = 0; p < PANELS; p++) whole[r][p] = splat_sum(starts[r]);
+            for (int i = 0; i < length; i += at_once, strip += STEP, a += ROWS * at_once) {
+                const uint8_t *codes = strip + panel * 4 * PANEL;
+                Codes four[PANELS];
+#pragma GCC unroll 4
+                for (int p = 0; p < PANELS; p++)
+                    four[p] = codes_of<KIND>(table, codes + p * 64, false);
+#pragma GCC unroll 8
+                for (int r = 0; r < ROWS; r++) {
+                    Inputs x = splat_inputs(a + 4 * r);
+#pragma GCC unroll 4
+                    for (int p = 0; p < PANELS; p++) whole[r][p] = add_products<KIND>(whole[r][p], four[p], x);
+                }
+                if (KIND == BYTES) continue;
+#pragma GCC unroll 4
+                for (int p = 0; p < PANELS; p++) four[p] = codes_of<KIND>(table, codes + p * 64, true);
+#pragma GCC unroll 8
+                for (int r = 0; r < ROWS; r++) {
+                    Inputs x = splat_inputs(a + 4 * (ROWS + r));
+#pragma GCC unroll 4
+                    for (int p = 0; p < PANELS; p++) whole[r][p] = add_products<KIND>(whole[r][p], four[p], x);
+                }
+            }
+#pragma GCC unroll 4
+            for (int p = 0; p < PANELS; p++)
+#pragma GCC unroll 4
+                for (int v = 0; v < VECTORS; v++) {
+                    vf scale = load_halves(group_scales + p * PANEL + v * LANES);
+#pragma GCC unroll 8
+                    for (int r = 0; r < ROWS; r++) {
+                        float *to = sums + r * STRIP + p * PANEL + v * LANES;
+                        store(to, load(to) + sum_floats(whole[r][p], v) * (scale * scales[r]));
+                    }
+                }
+            scales += ROWS, starts += ROWS;
+        }
+        if (zeros == ZEROS_MIDDLE) continue;
+        for (int v = 0; v < PANELS * VECTORS; v++) {
+            int at = panel * PANEL + v * LANES;
+            vf offset = zeros == ZEROS_OFFSETS ? load_halves((const uint16_t *)zeros_at + at)
+                                               : load_bytes(zeros_at + at) * load_halves(group_scales + v * LANES);
+            for (int r = 0; r < ROWS; r++) {
+                float *to = sums + r * STRIP + v * LANES;
+                store(to, load(to) - offset * group_sums[r]);
+            }
+        }
+    }
+}
+
+template <int KIND>
+INLINE void tile_of(int rows, const Packed *matrix, const uint8_t *strip, int panel, const Rounded &from, int row,
+                    float *sums, const uint8_t *next, int ask) {
+#define TILE_OF(ROWS)                                                                                                  \
+    case ROWS:                                                                                                         \
+        return tile<KIND, (ROWS < TILE_INPUTS ? ROWS : TILE_INPUTS), TILE_PANELS>(matrix, strip, panel, from, row, sums, \
+                                                                                  next, ask);
+    switch (rows) { TILE_OF(1) TILE_OF(2) TILE_OF(3) TILE_OF(4) TILE_OF(5) TILE_OF(6) }
+#undef TILE_OF
+}
+
+// Sums [rows, STRIP] of up to TILE_INPUTS rows with a whole strip, each times its output's own scale.
+INLINE void strip_sums(int rows, const Packed *matrix, int strip, const Rounded &from, int row, float *sums,
+                       const uint8_t *next = nullptr, int ask = 0) {
+    const uint8_t *at = matrix->packed + strip * strip_bytes(matrix);
+    for (int panel = 0; panel < STRIP / PANEL; panel += TILE_PANELS, ask = 0) {
+        switch (kind_of(matrix)) {
+            case BYTES: tile_of<BYTES>(rows, matrix, at, panel, from, row, sums, next, ask); break;
+            case HALVES: tile_of<HALVES>(rows, matrix, at, panel, from, row, sums, next, ask); break;
+            default: tile_of<CODES>(rows, matrix, at, panel, from, row, sums, next, ask);
+        }
+    }
+    int left = matrix->outputs - strip * STRIP;
+    for (int at = 0; at < STRIP && at < left; at += LANES) {
+        vf scale = load_some(matrix->row_scales + strip * STRIP + at, left - at);
+        for (int r = 0; r < rows; r++) store(sums + r * STRIP + at, load(sums + r * STRIP + at) * scale);
+    }
+}
+
+}  // namespace

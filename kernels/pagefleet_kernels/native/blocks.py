@@ -1,0 +1,92 @@
+"""Matrices in GGUF's blocks on a CPU: as numbers, and as compiled products read them, each in one pass.
+
+Shapes: B blocks, N numbers of a block, I inputs, O outputs, J bytes of a row.
+"""
+
+from __future__ import annotations
+
+import mmap
+from contextlib import suppress
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pagefleet_kernels.errors import UnsupportedShapeError
+from pagefleet_kernels.native.attention import DTYPES
+from pagefleet_kernels.native.library import Blocks, Library
+from pagefleet_kernels.native.quantized import MIDDLE, OFFSETS, STRIP, LaidOut
+
+_BYTES_PER_THREAD = 1 << 16
+"""That one thread lays out sooner than another wakes."""
+_WORTH_LARGE_PAGES = 4 << 20
+
+
+class BlockKind(NamedTuple):
+    """A kind of blocks, and what the kernels make of them."""
+
+    number: int
+    """Of the kind, as GGUF and kernels.h have it."""
+    numbers: int
+    num_bytes: int
+    bits: int
+    """That numbers are kept in."""
+    group: int
+    """Numbers that share a scale."""
+    zeros: int
+
+    @property
+    def packed_bytes(self) -> int:
+        """That a block's numbers and their scales take."""
+        return self.numbers * self.bits // 8 + self.numbers // self.group * (4 if self.zeros == OFFSETS else 2)
+
+
+KINDS = {
+    "Q4_0": BlockKind(2, 32, 18, 4, 32, MIDDLE),
+    "Q4_1": BlockKind(3, 32, 20, 4, 32, OFFSETS),
+    "Q5_0": BlockKind(6, 32, 22, 8, 32, MIDDLE),
+    "Q5_1": BlockKind(7, 32, 24, 8, 32, OFFSETS),
+    "Q8_0": BlockKind(8, 32, 34, 8, 32, MIDDLE),
+    "Q4_K": BlockKind(12, 256, 144, 4, 32, OFFSETS),
+    "Q5_K": BlockKind(13, 256, 176, 8, 32, OFFSETS),
+    "Q6_K": BlockKind(14, 256, 210, 8, 16, MIDDLE),
+}
+"""By GGUF's names."""
+
+
+def decode_blocks(library: Library, kind: BlockKind, blocks_BJ: Tensor, dtype: torch.dtype) -> Tensor:
+    """[B, N] in one of DTYPES, of contiguous uint8 [B, J]; by the thread that calls."""
+    if dtype not in DTYPES or not blocks_BJ.is_contiguous() or blocks_BJ.shape[1] != kind.num_bytes:
+        raise UnsupportedShapeError(f"blocks {list(blocks_BJ.shape)} of {kind.num_bytes} bytes are not read as {dtype}")
+    out_BN = torch.empty((len(blocks_BJ), kind.numbers), dtype=dtype)
+    is_bf16 = dtype == torch.bfloat16
+    library.decode_blocks(kind.number, blocks_BJ.data_ptr(), len(blocks_BJ), out_BN.data_ptr(), is_bf16)
+    return out_BN
+
+
+def lay_out_blocks(library: Library, kind: BlockKind, bytes_OJ: Tensor) -> LaidOut | None:
+    """The same matrix in 4 or 8 bits, from contiguous rows of uint8; None: a scale is no finite number.
+
+    What `lay_out` makes of the same numbers, bit for bit.
+    """
+    num_outputs, row_bytes = bytes_OJ.shape
+    if bytes_OJ.stride(1) != 1 or row_bytes % kind.num_bytes:
+        raise UnsupportedShapeError(f"rows {list(bytes_OJ.shape)} are not whole blocks of {kind.num_bytes} bytes")
+    num_blocks = row_bytes // kind.num_bytes
+    packed = _new_memory(-(-num_outputs // STRIP) * STRIP * num_blocks * kind.packed_bytes)
+    row_scales_O = torch.empty(num_outputs, dtype=torch.float32)
+    blocks = Blocks(bytes_OJ.data_ptr(), bytes_OJ.stride(0), num_blocks * kind.numbers, num_outputs, kind.number)
+    threads = min(torch.get_num_threads(), 1 + bytes_OJ.numel() // _BYTES_PER_THREAD)
+    if not library.lay_out_blocks(blocks, packed.data_ptr(), row_scales_O.data_ptr(), threads):
+        return None
+    return LaidOut(row_scales_O, packed, num_blocks * kind.numbers, kind.bits, kind.group, kind.zeros)
+
+
+def _new_memory(num_bytes: int) -> Tensor:
+    """uint8, in large pages where the system has them: to find and clear small ones takes longer than to fill them."""
+    if num_bytes < _WORTH_LARGE_PAGES or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(num_bytes, dtype=torch.uint8)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)
