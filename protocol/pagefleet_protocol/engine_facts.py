@@ -16,6 +16,8 @@ from pagefleet_protocol.kv_handoff import KvRole
 FACTS_PATH = "/internal/v1/facts"
 TEXT_PATH = "/internal/v1/text"
 MAX_TEXT_BYTES = 64 * 1024 * 1024
+MAX_DATA_RANKS = 256
+"""Of one engine; a router follows each."""
 _INCARNATION = re.compile(r"[0-9a-f]{32}")
 
 
@@ -33,6 +35,18 @@ class KvTransferFacts(msgspec.Struct, frozen=True, kw_only=True):
     """`KvShape.compatibility`, hexadecimal: only equal ones can pair."""
     bytes_per_token: int
     """Of K/V, over all layers."""
+
+
+class CacheFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One cache of an engine, which has one for each data rank behind its port."""
+
+    incarnation: str
+    """As of the engine, and drawn for this rank."""
+    num_blocks: int
+    kv_events_port: int | None = None
+    """See EngineFacts."""
+    kv_transfer_port: int | None = None
+    """See KvTransferFacts.port."""
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +78,24 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """12 hexadecimal digits that the ids of its stored responses begin with; None: it stores none."""
     revision: str | None = None
     """Hash of the settings that whoever started it gave it; None: not told."""
+    data_ranks: tuple[CacheFacts, ...] = ()
+    """Of an engine with several caches, each; empty: it has one. Who does not read this hears no KV events of it, and
+    passes K/V from and to the first rank."""
+
+    @property
+    def caches(self) -> tuple[CacheFacts, ...]:
+        """Its caches, one at least."""
+        if self.data_ranks:
+            return self.data_ranks
+        transfer = self.kv_transfer
+        port = None if transfer is None else transfer.port
+        one = CacheFacts(
+            incarnation=self.incarnation,
+            num_blocks=self.num_blocks,
+            kv_events_port=self.kv_events_port,
+            kv_transfer_port=port,
+        )
+        return (one,)
 
 
 class TextData(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,16 +123,26 @@ def decode_facts(data: bytes) -> EngineFacts:
         facts = msgspec.json.decode(data, type=EngineFacts)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise EngineFactsError(str(error)[:200]) from None
-    port = facts.kv_events_port
-    counts = (facts.block_size, facts.num_blocks, facts.max_model_len, facts.max_num_seqs, facts.vocab_size)
-    if min(counts) < 1 or facts.max_num_batched_tokens < 1 or (port is not None and not 1 <= port <= 65534):
+    caches = facts.caches
+    counts = (facts.block_size, facts.max_model_len, facts.max_num_seqs, facts.vocab_size, facts.max_num_batched_tokens)
+    if min(*counts, facts.num_blocks, *(one.num_blocks for one in caches)) < 1 or len(caches) > MAX_DATA_RANKS:
         raise EngineFactsError("a number is out of its range")
+    if not all(_is_port(port) for one in caches for port in (one.kv_events_port, one.kv_transfer_port)):
+        raise EngineFactsError("a port is out of its range")
+    if len({one.incarnation for one in caches}) < len(caches):
+        raise EngineFactsError("two of its data ranks have one incarnation")
     kv = facts.kv_transfer
-    if kv is not None and not (1 <= kv.port <= 65534 and kv.bytes_per_token > 0 and len(kv.compatibility) == 64):
+    if kv is None:
+        return facts
+    if not (_is_port(kv.port) and kv.bytes_per_token > 0 and len(kv.compatibility) == 64):
         raise EngineFactsError("a fact of its K/V transfer is out of its range")
-    if kv is not None and _INCARNATION.fullmatch(facts.incarnation) is None:
-        raise EngineFactsError("an incarnation that passes K/V is not 32 hexadecimal digits")  # others are told of it
+    if any(one.kv_transfer_port is None or not _INCARNATION.fullmatch(one.incarnation) for one in caches):
+        raise EngineFactsError("an incarnation that passes K/V is not 32 hexadecimal digits with a port")  # others hear
     return facts
+
+
+def _is_port(port: int | None) -> bool:
+    return port is None or 1 <= port <= 65534
 
 
 def encode_text(text: TextData) -> bytes:

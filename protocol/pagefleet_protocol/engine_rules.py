@@ -50,10 +50,8 @@ OWN_FLAGS = {
     "--headless": _FLEETS,
 }
 """Flags of `pagefleet serve` that come from elsewhere, and from where: fields to set instead."""
-ONE_NODE = "an engine passes its K/V to nobody: leave out disaggregation, or give it one node"
 ONE_COPY = "an engine is one copy of the model: leave out parallelism.data, and give spec.replicas"
 BY_TCP = "K/V of several ranks goes by tcp: leave out disaggregation.dataPlane"
-ONE_CACHE = "K/V goes from one cache to one: leave out disaggregation, or parallelism.expert"
 PORTS_OF_A_POOL = 8
 """Of inference.networking.k8s.io/v1."""
 LESS_THAN_RANKS = (
@@ -98,10 +96,6 @@ def _one_copy_over_nodes(spec: InferenceServiceSpec) -> bool:
         gpus > 0 and spec.parallelism.tensor is not None and _ranks(spec.parallelism) > gpus
     )
     return not spread or (spec.parallelism.data or 1) == 1
-
-
-def _kv_is_of_one_node(spec: InferenceServiceSpec) -> bool:
-    return (spec.nodes or 1) == 1 or spec.disaggregation is None
 
 
 def _fits_a_pool(spec: InferenceServiceSpec) -> bool:
@@ -190,13 +184,6 @@ RANK_RULES = (
         LESS_THAN_RANKS,
         _fits_a_pool,
         "parallelism.data",
-    ),
-    Rule(
-        _SPEC,
-        f"{_CEL_NODES} == 1 || !has(self.disaggregation)",
-        f"with several nodes {ONE_NODE}",
-        _kv_is_of_one_node,
-        "nodes",
     ),
     Rule(
         _SPEC,

@@ -288,6 +288,9 @@ class DisaggregatedRole(Object):
     """What each of these engines gets; default: spec.resources."""
     parallelism: Parallelism = Parallelism()
     """Over how many ranks each of these engines is spread; default: spec.parallelism."""
+    nodes: Annotated[int, Field(ge=1, le=MAX_NODES)] | None = None
+    """Pods of each of these engines; default: spec.nodes, or of those with ranks or GPUs of their own as many as these
+    need."""
     pod_template: PodTemplate = Field(default_factory=dict)
     """Strategic merge patch of these engines' pod template, after spec.podTemplate."""
 

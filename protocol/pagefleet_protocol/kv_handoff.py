@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from pagefleet_protocol.fleet_key import FleetKey
@@ -62,9 +62,11 @@ class KvTransfer:
     on_failure: OnFailure = "recompute"
     """What decode does without the K/V: compute the prompt itself, or end with `kv_load_failed` (503, no token sent),
     so that the router tries another pair."""
+    told: str = field(default="", compare=False)
+    """Incarnation for which the header was signed, once it is read: of an engine with several data ranks, which one."""
 
     def encode(self, key: FleetKey, incarnation: str) -> str:
-        """Return the header's value for the engine of that incarnation."""
+        """Return the header's value for the engine of that incarnation, or the data rank of one that has several."""
         value = (
             f"leg={self.leg};id={self.transfer_id};peer={self.peer_incarnation};at={self.peer_address};"
             f"fail={self.on_failure}"
@@ -72,8 +74,8 @@ class KvTransfer:
         return f"{value};mac={_mac(key, incarnation, value)}"
 
 
-def decode_kv_transfer(value: str, key: FleetKey, incarnation: str) -> KvTransfer:
-    """Parse and check the header's value.
+def decode_kv_transfer(value: str, key: FleetKey, *incarnations: str) -> KvTransfer:
+    """Parse and check the header's value, which is for any of these.
 
     Raises:
         KvHandoffError: it is something else, is not signed with the fleet's key, or is for another incarnation.
@@ -82,12 +84,13 @@ def decode_kv_transfer(value: str, key: FleetKey, incarnation: str) -> KvTransfe
     if found is None:
         raise KvHandoffError(f"{KV_TRANSFER} is not valid")
     signed = value[: found.start(6) - len(";mac=")]
-    if not hmac.compare_digest(found[6], _mac(key, incarnation, signed)):
+    told = [one for one in incarnations if hmac.compare_digest(found[6], _mac(key, one, signed))]
+    if not told:
         raise KvHandoffError(f"{KV_TRANSFER} is not from a router of this fleet, or is for another engine")
     leg: Leg = "prefill" if found[1] == "prefill" else "decode"
     if (leg == "decode") != bool(found[4]):
         raise KvHandoffError(f"{KV_TRANSFER} has an address in the wrong leg")
-    return KvTransfer(leg, found[2], found[3], found[4], "fail" if found[5] == "fail" else "recompute")
+    return KvTransfer(leg, found[2], found[3], found[4], "fail" if found[5] == "fail" else "recompute", told[0])
 
 
 def read_kv_fault(value: str) -> KvFault | None:

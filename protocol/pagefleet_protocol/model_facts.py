@@ -47,7 +47,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     dtype: str
     """Of the checkpoint, as the configuration names it."""
     quantization: str
-    """fp8, mxfp4 or int8, int4, int3, int2 where matrices are stored so, else empty."""
+    """fp8, mxfp4, gguf or int8, int4, int3, int2 where matrices are stored so, else empty."""
     num_layers: int
     num_window_layers: int
     """Layers that keep something of the last `window` tokens only."""
@@ -69,6 +69,10 @@ class ModelFacts(msgspec.Struct, frozen=True):
     """That tokens choose from in a layer; 0: none. None: an older program looked, which did not ask."""
     expert_bytes: int = 0
     """Of their tensors, within `weights_bytes`."""
+    cpu_bytes: int = 0
+    """What the weights take on a CPU, where neither that is stored nor another type of float; else 0."""
+    gpu_bytes: int = 0
+    """The same on a GPU."""
 
     @property
     def kv(self) -> KVSpec:

@@ -1,4 +1,7 @@
-"""Which model somebody means: `Qwen/Qwen3-0.6B`, a path, or a URI such as `hf://`, `s3://`, `file://`, `builtin://`."""
+"""Which model somebody means: `Qwen/Qwen3-0.6B`, a path, or a URI such as `hf://`, `s3://`, `file://`, `builtin://`.
+
+Of a repository of GGUF files one is named behind it: `org/name:Q4_K_M` by its type, `org/name/file.gguf` by itself.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ from pagefleet_protocol.resource_base import wrong
 Scheme = Literal["hf", "modelscope", "s3", "gs", "https", "http", "pvc", "oci", "file", "builtin"]
 
 _MAX_LENGTH = 1024
-_REPOSITORY = r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*"
+_NAME = "[A-Za-z0-9][A-Za-z0-9._-]*"
+_REPOSITORY = rf"{_NAME}/{_NAME}(:[A-Za-z0-9_]+|(/{_NAME})+[.]gguf)?"
 # Part of a path that is neither `.` nor `..`: those could leave the bucket's folder or the claim.
 _PART = r"(\.{0,2}[^/.\x00-\x20][^/\x00-\x20]*|\.{3}[^/\x00-\x20]*)"
 _WORD = "[A-Za-z0-9_~%+=,-]"
@@ -57,6 +61,17 @@ class ModelUri:
     def text(self) -> str:
         """The URI as it was written."""
         return f"{self.scheme}://{self.path}"
+
+    @property
+    def repository(self) -> str:
+        """Its `organization/name`, of what has revisions."""
+        assert self.has_revisions
+        return "/".join(self.path.split(":")[0].split("/")[:2])
+
+    @property
+    def gguf(self) -> str | None:
+        """The file of a repository that is meant, or its type as in `Q4_K_M`; None: the repository is one model."""
+        return (self.path.removeprefix(self.repository)[1:] or None) if self.has_revisions else None
 
     @property
     def remote(self) -> bool:

@@ -44,6 +44,10 @@ _CACHE_TYPES = {
 }
 
 
+_HUB_NAME = "^[^:]*(:[^/]*)?$"
+"""What has no scheme; a colon may stand before a GGUF file's type of numbers."""
+
+
 def _name_fits(resource: InferenceService | InferenceProfile, pattern: str = _NAME) -> bool:
     return len(resource.name) <= MAX_NAME_LENGTH and re.fullmatch(pattern[1:-1], resource.name) is not None
 
@@ -157,7 +161,7 @@ def _cel_cache_types() -> str:
     by_types: dict[tuple[str, ...], list[str]] = {}
     for scheme, types in _CACHE_TYPES.items():
         by_types.setdefault(types, []).append(scheme)
-    names = "|^[^:]*$"
+    names = f"|{_HUB_NAME}"
     return " && ".join(
         f"(!self.model.uri.matches('^({'|'.join(schemes)})://{names if 'hf' in schemes else ''}') || "
         f"self.cache.type in {list(types)})"
@@ -213,9 +217,9 @@ SERVICE_RULES = (
     ),
     Rule(
         _MODEL,
-        "(!has(self.revision) || self.uri.matches('^hf://|^[^:]*$')) && "
-        "(!has(self.secretRef) || self.uri.matches('^(hf|s3|gs)://|^[^:]*$')) && "
-        "(!has(self.endpoint) || self.uri.matches('^(hf|s3)://|^[^:]*$'))",
+        f"(!has(self.revision) || self.uri.matches('^hf://|{_HUB_NAME}')) && "
+        f"(!has(self.secretRef) || self.uri.matches('^(hf|s3|gs)://|{_HUB_NAME}')) && "
+        f"(!has(self.endpoint) || self.uri.matches('^(hf|s3)://|{_HUB_NAME}'))",
         "takes revision for hf:// alone, secretRef for hf://, s3:// and gs:// (images are pulled with "
         "imagePullSecrets), endpoint for hf:// and s3://: leave out what the URI has no use for",
         _store_has_a_use,

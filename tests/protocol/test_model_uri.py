@@ -23,6 +23,8 @@ from tests.fakes.resource_documents import service_document
         ("/models/../x/", "file:///x"),
         ("s3://bucket/path", "s3://bucket/path"),
         ("builtin://tiny", "builtin://tiny"),
+        ("org/name:Q4_K_M", "hf://org/name:Q4_K_M"),
+        ("org/name/in/file.gguf", "hf://org/name/in/file.gguf"),
     ],
 )
 def test_names_paths_and_uris(text: str, uri: str) -> None:
@@ -42,7 +44,21 @@ def test_what_exists_is_a_path_before_it_is_a_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "name", "org/..", "org/../x", "org/name/more", "org name/x", "-org/x", "org/name@v1"]
+    "text",
+    [
+        "",
+        "name",
+        "org/..",
+        "org/../x",
+        "org/name/more",
+        "org name/x",
+        "-org/x",
+        "org/name@v1",
+        "org/name:",
+        "a/b:Q4/c.gguf",
+        "org/name/../x.gguf",
+        "a/b/.gguf",
+    ],
 )
 def test_what_is_none_of_them_says_what_to_write(text: str) -> None:
     with pytest.raises(PydanticCustomError, match="no such folder, and no name of a model: give a folder, or one of "):
@@ -58,7 +74,7 @@ def test_a_service_takes_a_name_of_the_hub_with_all_that_goes_with_it() -> None:
     }
     service = parse_inference_service(service_document(model=model, cache={"type": "pvc", "claim": "models"}))
     assert service.spec.model.uri == "hf://Qwen/Qwen3-8B"
-    for uri in ("Qwen/Qwen3-8B", "hf://Qwen/Qwen3-8B"):
+    for uri in ("Qwen/Qwen3-8B", "hf://Qwen/Qwen3-8B", "Qwen/Qwen3-8B:Q8_0", "hf://Qwen/Qwen3-8B/x-Q8_0.gguf"):
         assert re.fullmatch(PATTERN[1:-1], uri)
     for uri in ("Qwen", "./Qwen/x", "a/b/c", "/a/b"):
         assert not re.fullmatch(PATTERN[1:-1], uri)
@@ -80,3 +96,25 @@ def test_a_page_of_the_hub_is_no_folder_of_files(uri: str, is_page: bool) -> Non
         return
     with pytest.raises(PydanticCustomError, match="which is the model's name on the hub"):
         parse_model_uri(uri)
+
+
+@pytest.mark.parametrize(
+    ("uri", "gguf"),
+    [
+        ("hf://org/name", None),
+        ("modelscope://org/name:Q4_K_M", "Q4_K_M"),
+        ("hf://org/name/x.gguf", "x.gguf"),
+        ("hf://org/name/in/x.gguf", "in/x.gguf"),
+        ("s3://bucket/x.gguf", None),
+    ],
+)
+def test_a_file_of_a_repository(uri: str, gguf: str | None) -> None:
+    found = parse_model_uri(uri)
+    assert found.gguf == gguf
+    assert not found.has_revisions or found.repository == "org/name"
+
+
+def test_a_service_takes_one_with_a_revision_and_a_secret() -> None:
+    model = {"uri": "org/name:Q4_K_M", "revision": "v1", "secretRef": {"name": "hf"}}
+    service = parse_inference_service(service_document(model=model, cache={"type": "pvc", "claim": "models"}))
+    assert service.spec.model.uri == "hf://org/name:Q4_K_M"

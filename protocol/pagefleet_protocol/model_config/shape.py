@@ -282,7 +282,7 @@ def _given_lengths(fields: ConfigFields) -> tuple[int, int]:
 
 
 def quantized_as(fields: ConfigFields) -> str:
-    """Return fp8, fp4, mxfp4, nf4 or int8, int4, int3, int2 where matrices are stored so, else an empty text.
+    """Return fp8, fp4, mxfp4, nf4, gguf or int8, int4, int3, int2 where matrices are stored so, else an empty text.
 
     The engine reads how in detail.
 
@@ -317,7 +317,7 @@ def quantized_as(fields: ConfigFields) -> str:
     )
 
 
-_STORED = {"fp8": "fp8", "mxfp4": "mxfp4", "awq": "int4", "fbgemm_fp8": "fp8", "modelopt_fp4": "fp4"}
+_STORED = {"fp8": "fp8", "gguf": "gguf", "mxfp4": "mxfp4", "awq": "int4", "fbgemm_fp8": "fp8", "modelopt_fp4": "fp4"}
 _MODELOPT = {"FP8": "fp8", "NVFP4": "fp4", "FP8_PER_CHANNEL_PER_TOKEN": "fp8"}
 
 

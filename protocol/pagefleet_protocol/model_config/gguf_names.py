@@ -1,0 +1,86 @@
+"""What GGUF calls the tensors of a model, and what its checkpoint in safetensors would."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+_OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_NORMS_AROUND = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_QWEN_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+_MIXTRAL_EXPERTS = {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+}
+_OF_KINDS: Mapping[str, Mapping[str, str]] = {
+    "llama": {},
+    "mixtral": _MIXTRAL_EXPERTS,
+    "qwen2": {},
+    "qwen3": {},
+    "qwen3_moe": _QWEN_EXPERTS,
+    "gemma": {},
+    "gemma2": _NORMS_AROUND,
+    "gemma3_text": _NORMS_AROUND,
+}
+_TENSOR = re.compile(r"(?:blk\.(\d+)\.)?([a-z0-9_]+)\.(weight|bias)")
+_NOT_WEIGHTS = ("rope_freqs.weight",)
+
+
+class OurTensor(NamedTuple):
+    """One of ours that a tensor of the file holds."""
+
+    name: str
+    expert: int | None = None
+    """Which of the matrices that the file has in one tensor."""
+    in_turns: bool = False
+    """Rows of a head take turns: one of its first half, one of its second."""
+    unit_more: bool = False
+    """The file's numbers are one more than a checkpoint's."""
+
+
+def our_tensors(model_type: str, name: str, num_experts: int) -> list[OurTensor] | None:
+    """What the tensor `name` of a model of the kind is here, nothing where it is no weight; None: its name is unknown.
+
+    A stack of experts is `num_experts` of them.
+    llama.cpp rotates neighbours of Llama's heads, and so its files have them side by side; and norms of Gemma with the
+    one in them that a checkpoint leaves out.
+    """
+    if name in _NOT_WEIGHTS:
+        return []
+    found = _TENSOR.fullmatch(name)
+    if found is None:
+        return None
+    layer, part, kind = found.groups()
+    ours = _OUTER.get(part) if layer is None else {**_LAYER, **_OF_KINDS[model_type]}.get(part)
+    if ours is None:
+        return None
+    full = f"{ours if layer is None else f'model.layers.{layer}.{ours}'}.{kind}"
+    if "{}" in full:
+        return [OurTensor(full.format(expert), expert) for expert in range(num_experts)]
+    in_turns = model_type in ("llama", "mixtral") and part in ("attn_q", "attn_k")
+    return [OurTensor(full, None, in_turns, model_type.startswith("gemma") and "norm" in part)]
