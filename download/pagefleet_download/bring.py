@@ -20,10 +20,11 @@ from pagefleet_protocol.model_uri import ModelUri
 
 from pagefleet_download.download import Download, download, outcome
 from pagefleet_download.errors import BadModel, BadSettings, DownloadError, ModelNotFound, StoreUnreachable, disk_error
-from pagefleet_download.hub_cache import HubCache, link
-from pagefleet_download.open_source import downloadable, open_source
+from pagefleet_download.hub_cache import HubCache, link, names_in
+from pagefleet_download.open_source import ChosenGguf, downloadable, open_source
 from pagefleet_download.outline import ModelOutline, outline
 from pagefleet_download.progress import ProgressMeter, logged
+from pagefleet_download.selection import choose_gguf
 from pagefleet_download.settings import DownloadSettings, Patience, Wish, hub_home, settings_for
 from pagefleet_download.target import Target
 from pagefleet_download.target_folder import TargetFolder
@@ -63,7 +64,8 @@ def folder_name(uri: ModelUri, revision: str | None, endpoint: str | None) -> st
 
 
 async def bring(uri: ModelUri, settings: DownloadSettings, caches: Caches, progress: ProgressMeter) -> Path:
-    """Return the folder of a model, complete and verified; downloaded if it was not.
+    """Return the folder of a model, complete and verified, or the first file of one in GGUF that is one of several;
+    downloaded if it was not.
 
     What is here is used without asking anybody: a branch keeps the commit that it means here. Where the hub cannot be
     asked, what other tools left in the cache will do if it is complete.
@@ -84,14 +86,16 @@ async def bring(uri: ModelUri, settings: DownloadSettings, caches: Caches, progr
         return folder
     folder, _ = await bring_from_hub(uri, settings, caches.hub, progress)
     progress.begin("done")
-    return folder
+    if uri.gguf is None:
+        return folder
+    return folder / choose_gguf(names_in(folder), uri.gguf)[0]
 
 
 async def bring_from_hub(
     uri: ModelUri, settings: DownloadSettings, hub: Path, progress: ProgressMeter, again: bool = False
 ) -> tuple[Path, ModelFacts]:
     """`bring` for hf:// alone, into the cache `hub`; `again`: ask what the branch means, though it is here."""
-    cache = HubCache(hub, uri.path, settings.revision, not again, settings.parts)
+    cache = HubCache(hub, uri.repository, settings.revision, not again, settings.parts, uri.gguf)
     try:
         facts = await _in_cache(cache, uri, settings, progress)
     except OSError as error:
@@ -102,12 +106,12 @@ async def bring_from_hub(
 async def _in_cache(cache: HubCache, uri: ModelUri, settings: DownloadSettings, progress: ProgressMeter) -> ModelFacts:
     if settings.offline and not await asyncio.to_thread(cache.finished, uri.text, settings.revision):
         with _told_offline():
-            return await _verified_copy(cache, settings, progress)
+            return await _verified_copy(cache, uri, settings, progress)
     try:
         return await Download(uri, cache, settings, progress).run()
     except StoreUnreachable as failure:
         try:
-            facts = await _verified_copy(cache, settings, progress)
+            facts = await _verified_copy(cache, uri, settings, progress)
         except DownloadError:
             raise _unreachable(failure, cache, uri) from failure
         _log.warning("%s; the copy in the cache is used, commit %s", failure, facts.revision)
@@ -116,14 +120,16 @@ async def _in_cache(cache: HubCache, uri: ModelUri, settings: DownloadSettings, 
 
 def _unreachable(failure: StoreUnreachable, cache: HubCache, uri: ModelUri) -> StoreUnreachable:
     return StoreUnreachable(
-        f"{failure}, and {uri.path} is not in {cache.path.parent}: check network and proxy (HTTPS_PROXY), name a "
+        f"{failure}, and {uri.repository} is not in {cache.path.parent}: check network and proxy (HTTPS_PROXY), name a "
         "mirror in HF_ENDPOINT, or give the folder of a model"
     )
 
 
-async def _verified_copy(cache: HubCache, settings: DownloadSettings, progress: ProgressMeter) -> ModelFacts:
+async def _verified_copy(
+    cache: HubCache, uri: ModelUri, settings: DownloadSettings, progress: ProgressMeter
+) -> ModelFacts:
     """What other tools left in the cache, if it is a whole model and every content is what its name says."""
-    model = await _whole_copy(cache, settings)
+    model = await _whole_copy(cache, uri, settings)
     progress.expect(sum(file.size for file in model.files), len(model.files))
     progress.begin("verifying")
     for file in model.files:
@@ -134,10 +140,10 @@ async def _verified_copy(cache: HubCache, settings: DownloadSettings, progress: 
     return model.facts
 
 
-async def _whole_copy(cache: HubCache, settings: DownloadSettings) -> ModelOutline:
-    source = cache.local_copy()
+async def _whole_copy(cache: HubCache, uri: ModelUri, settings: DownloadSettings) -> ModelOutline:
+    copy = cache.local_copy()
     try:
-        return await outline(source, settings)
+        return await outline(copy if uri.gguf is None else ChosenGguf(copy, uri.gguf), settings)
     except BadModel as error:
         raise ModelNotFound(f"what is in {cache.path} is no whole model: {error}") from error
 
@@ -245,6 +251,11 @@ def _is_real_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
+def _is_shared(source: ModelUri) -> bool:
+    """Whether a whole folder of the shared cache is the model, and nothing else lies there."""
+    return source.scheme == "hf" and source.gguf is None
+
+
 class FleetDownload:
     """`download` for a fleet on one machine: a model of the hub goes into the shared cache, and FOLDER links to it."""
 
@@ -257,14 +268,14 @@ class FleetDownload:
         settings = replace(settings, patience=_LOOKING)
 
         async def work() -> ModelFacts:
-            in_cache = source.scheme == "hf" and not await asyncio.to_thread(_is_real_folder, folder)
-            cache = HubCache(self._hub, source.path, settings.revision) if in_cache else None
+            in_cache = _is_shared(source) and not await asyncio.to_thread(_is_real_folder, folder)
+            cache = HubCache(self._hub, source.repository, settings.revision) if in_cache else None
             place: Target = cache or TargetFolder(folder)
             if manifest := await asyncio.to_thread(place.finished, source.text, settings.revision):
                 return manifest.facts
             if cache is not None and settings.offline:
                 with _told_offline():
-                    return (await _whole_copy(cache, settings)).facts
+                    return (await _whole_copy(cache, source, settings)).facts
             try:
                 async with open_source(source, settings) as store:
                     return (await outline(store, settings)).facts
@@ -272,7 +283,7 @@ class FleetDownload:
                 if cache is None:
                     raise
                 try:
-                    return (await _whole_copy(cache, settings)).facts
+                    return (await _whole_copy(cache, source, settings)).facts
                 except DownloadError:
                     raise _unreachable(failure, cache, source) from failure
 
@@ -282,7 +293,8 @@ class FleetDownload:
         self, uri: str, folder: Path, settings: DownloadSettings, progress: ProgressMeter
     ) -> DownloadResult:
         source = downloadable(uri)
-        if source.scheme != "hf" or await asyncio.to_thread(_is_real_folder, folder):  # as earlier releases left it
+        # A folder of its own is as earlier releases left it.
+        if not _is_shared(source) or await asyncio.to_thread(_is_real_folder, folder):
             return await download(uri, folder, settings, progress)
 
         async def work() -> ModelFacts:

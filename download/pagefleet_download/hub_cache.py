@@ -11,6 +11,7 @@ without the hub. Names that come from a hub are never used before they are known
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import secrets
@@ -46,9 +47,16 @@ class HubCache:
     """One repository in the cache, as a Target of downloads and, by `snapshot`, as a folder to load."""
 
     def __init__(
-        self, root: Path, repository: str, revision: str | None, settled: bool = True, parts: Parts = "all"
+        self,
+        root: Path,
+        repository: str,
+        revision: str | None,
+        settled: bool = True,
+        parts: Parts = "all",
+        gguf: str | None = None,
     ) -> None:
-        """`settled`: a branch keeps the commit that it means here. `parts`: it is finished with these.
+        """`settled`: a branch keeps the commit that it means here. `parts`: it is finished with these; `gguf`: or with
+        one of its models, as `choose_gguf` has it.
 
         Raises:
             BadSettings: the revision can be no name of a branch, a tag or a commit.
@@ -59,7 +67,8 @@ class HubCache:
         self._repository = repository
         self._revision = revision or "main"
         self._settled = settled or bool(_COMMIT.fullmatch(self._revision))
-        self._manifest_name = _MANIFESTS[parts]
+        own = f".pagefleet.gguf-{hashlib.sha256(gguf.encode()).hexdigest()[:12]}.json" if gguf else None
+        self._manifest_name = own or _MANIFESTS[parts]
         self.path = root / f"models--{repository.replace('/', '--')}"
         self.lock_path = root / ".locks" / self.path.name / "pagefleet.lock"
 
@@ -94,8 +103,12 @@ class HubCache:
         manifest = decode(found, Manifest) if found else None
         if manifest is None or (manifest.source, manifest.facts.revision) != (source, commit):
             return None
-        sizes = ((self.content(self.snapshot(commit) / file.name), file.size) for file in manifest.files)
-        return manifest if all(content and content.stat().st_size == size for content, size in sizes) else None
+        return manifest if all(self._is_there(commit, file) for file in manifest.files) else None
+
+    def _is_there(self, commit: str, file: InstalledFile) -> bool:
+        path = self.snapshot(commit) / file.folder / file.name
+        content = self.content(path)
+        return content is not None and content.stat().st_size == file.size and _blob_name(path) == _digest(file)
 
     def sweep(self) -> None:
         """Other tools work here too: what they left is theirs."""
@@ -139,7 +152,9 @@ class HubCache:
             part = blob.with_suffix(".pagefleet.incomplete")
             if regular_size(part) is not None:
                 part.replace(blob)
-            link(folder / file.name, Path("..", "..", "blobs", blob.name))
+            path = folder / file.folder / file.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            link(path, Path(os.path.relpath(blob, path.parent)))
         if self._revision != commit:
             ref = self.path / "refs" / self._revision
             ref.parent.mkdir(parents=True, exist_ok=True)
@@ -168,7 +183,7 @@ class HubCache:
         return self.path / "blobs" / digest.hexdigest
 
     def _blob_of(self, file: InstalledFile) -> Path:
-        return self.path / "blobs" / file.tag.partition(":")[2]
+        return self.path / "blobs" / _digest(file)
 
     def content(self, path: Path) -> Path | None:
         """The file that a path of the cache stands for.
@@ -194,22 +209,36 @@ class SnapshotSource:
 
     async def list_files(self) -> Listing:
         folder = self._cache.snapshot(self._commit)
-        names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
-        found = [file for name in names if (file := self._look(folder / name)) is not None]
+        found = [file for name in names_in(folder) if (file := self._look(folder, name)) is not None]
         return Listing(self._commit, tuple(found))
 
     def read(self, file: RemoteFile, start: int, stop: int) -> AsyncGenerator[bytes]:
         return read_file(self._cache.snapshot(self._commit) / file.name, start, stop)
 
-    def _look(self, path: Path) -> RemoteFile | None:
+    def _look(self, folder: Path, name_there: str) -> RemoteFile | None:
+        path = folder / name_there
         content = self._cache.content(path)
         if content is None:
             return None
-        # A link of the shared store of contents has another name at its end; the first step has the digest.
-        name = Path(os.readlink(path)).name if path.is_symlink() else ""
+        name = _blob_name(path)
         digest = next((Digest(kind, name) for kind, form in _DIGESTS.items() if form.fullmatch(name)), None)
         tag = f"{digest.algorithm}:{name}" if digest else ""
-        return RemoteFile(path.name, content.stat().st_size, tag, digest)
+        return RemoteFile(name_there, content.stat().st_size, tag, digest)
+
+
+def names_in(snapshot: Path) -> list[str]:
+    """The files of a revision; of those in folders the ones in GGUF."""
+    below = (path.relative_to(snapshot).as_posix() for path in snapshot.glob("*/**/*.gguf"))
+    return sorted({*(name for name in os.listdir(snapshot) if not name.startswith(".")), *below})
+
+
+def _digest(file: InstalledFile) -> str:
+    return file.tag.partition(":")[2]
+
+
+def _blob_name(path: Path) -> str:
+    """What a link of a snapshot calls the content. Its end may lie elsewhere, where contents have other names."""
+    return Path(os.readlink(path)).name if path.is_symlink() else ""
 
 
 def link(path: Path, to: Path) -> None:

@@ -26,6 +26,8 @@ class InstalledFile(msgspec.Struct, frozen=True):
     sha256: str
     tag: str
     """The store's: changes when the content does."""
+    folder: str = ""
+    """See RemoteFile."""
 
     @property
     def part_name(self) -> str:
@@ -92,7 +94,8 @@ def streamed_from(folder: Path) -> Manifest | None:
 def _names(document: Manifest | Journal) -> tuple[str, ...]:
     if isinstance(document, Journal):
         return (*_names(document.manifest), *document.stale)
-    return tuple(file.name for file in document.files)
+    folders = {part for file in document.files for part in file.folder.split("/") if file.folder}
+    return (*(file.name for file in document.files), *folders)
 
 
 def _lies_in_the_folder(name: str) -> bool:

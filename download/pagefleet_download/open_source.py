@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
 
 from pagefleet_protocol.model_uri import ModelUri, parse_model_uri
 from pydantic_core import PydanticCustomError
@@ -17,8 +18,9 @@ from pagefleet_download.hub import open_hub
 from pagefleet_download.modelscope import open_modelscope
 from pagefleet_download.object_store import open_object_store
 from pagefleet_download.registry import open_registry
+from pagefleet_download.selection import choose_gguf, top_names
 from pagefleet_download.settings import DownloadSettings
-from pagefleet_download.source import Listing, ModelSource, RemoteFile
+from pagefleet_download.source import Listing, ModelSource, RemoteFile, WholeFiles
 from pagefleet_download.web_folder import open_web_folder
 
 _CHUNK = 1 << 22
@@ -50,10 +52,8 @@ def open_source(uri: ModelUri, settings: DownloadSettings) -> AbstractAsyncConte
     if settings.revision and not uri.has_revisions:
         raise BadSettings(f"a revision is of a repository; {uri.scheme}:// has none: leave it out")
     match uri.scheme:
-        case "hf":
-            return open_hub(uri.path, settings)
-        case "modelscope":
-            return open_modelscope(uri.path, settings)
+        case "hf" | "modelscope":
+            return _open_repository(uri, settings)
         case "oci":
             return open_registry(uri.path)
         case "https" | "http":
@@ -62,6 +62,41 @@ def open_source(uri: ModelUri, settings: DownloadSettings) -> AbstractAsyncConte
             return open_object_store(uri.scheme, uri.path, settings)
         case _:
             return open_folder(Path(uri.local_path))
+
+
+@asynccontextmanager
+async def _open_repository(uri: ModelUri, settings: DownloadSettings) -> AsyncIterator[ModelSource]:
+    of_hub = open_hub if uri.scheme == "hf" else open_modelscope
+    async with of_hub(uri.repository, settings) as repository:
+        yield repository if uri.gguf is None else ChosenGguf(repository, uri.gguf)
+
+
+class ChosenGguf:
+    """One model in GGUF of a repository of several: as if there were no other files, and no folders."""
+
+    def __init__(self, repository: ModelSource, gguf: str) -> None:
+        """`gguf`: as `choose_gguf` has it."""
+        self._repository, self._gguf = repository, gguf
+        self._there: dict[str, RemoteFile] = {}
+
+    async def list_files(self) -> Listing:
+        """Raises BadModel where none of the files is meant, or several."""
+        listing = await self._repository.list_files()
+        names = [file.name for file in listing.files]
+        top_names(names)  # refuses names that lead out of the folder
+        chosen = set(choose_gguf(names, self._gguf))
+        self._there = {PurePosixPath(file.name).name: file for file in listing.files if file.name in chosen}
+        flat = (replace(file, name=name, folder=file.name.rpartition("/")[0]) for name, file in self._there.items())
+        return Listing(listing.revision, tuple(flat))
+
+    def read(self, file: RemoteFile, start: int, stop: int) -> AsyncGenerator[bytes]:
+        return self._repository.read(self._there[file.name], start, stop)
+
+    async def fetch(self, file: RemoteFile, path: Path, add_bytes: Callable[[int], None]) -> int | None:
+        """Where the repository has a way of its own for large files."""
+        if not isinstance(self._repository, WholeFiles):
+            return None
+        return await self._repository.fetch(self._there[file.name], path, add_bytes)
 
 
 class LocalSource:

@@ -10,10 +10,12 @@ from typing import Any
 
 import msgspec
 from pagefleet_protocol.model_config.fields import ModelConfigError
+from pagefleet_protocol.model_config.gguf_config import hf_config, kept_bytes
 from pagefleet_protocol.model_config.shape import ModelShape, quantized_as, read_shape
 from pagefleet_protocol.model_facts import ModelFacts
 
 from pagefleet_download.errors import BadModel, Interrupted
+from pagefleet_download.gguf_outline import gguf_header
 from pagefleet_download.reading import persist, read_json, read_range, side_by_side
 from pagefleet_download.selection import (
     CONFIG,
@@ -21,8 +23,10 @@ from pagefleet_download.selection import (
     MAX_INDEX_BYTES,
     check_config,
     check_tokenizer,
+    choose_gguf,
     choose_weights,
     companions,
+    is_gguf,
     is_weights,
     top_names,
 )
@@ -55,17 +59,46 @@ async def outline(source: ModelSource, settings: DownloadSettings) -> ModelOutli
     found = {file.name: file for file in listing.files}
     if settings.parts == "text":
         return _text_outline(listing.revision, names, found)
+    if is_gguf(names):
+        return await _gguf_outline(
+            source, listing.revision, [found[name] for name in choose_gguf(names, None)], settings
+        )
     check_config(names)
-    shape, quantization = _read_config(await read_json(source, found[CONFIG], _MAX_CONFIG_BYTES, settings))
+    config = await read_json(source, found[CONFIG], _MAX_CONFIG_BYTES, settings)
+    shape, quantization = _read_config(config, CONFIG)
     weights = await _weights(source, names, found, settings)
     kept = tuple(weights) if settings.parts == "all" else ()
     wanted = tuple(found[name] for name in companions(names)) + kept
-    windows = [window for window in shape.kept_windows if window is not None]
     weights_bytes, expert_bytes = await _weights_bytes(source, weights, settings, mixture=shape.num_experts > 0)
-    facts = ModelFacts(
-        revision=listing.revision,
-        weights_bytes=weights_bytes,
-        num_files=len(wanted),
+    facts = _facts(shape, quantization, listing.revision, len(wanted), (weights_bytes, expert_bytes))
+    return ModelOutline(wanted, facts)
+
+
+async def _gguf_outline(
+    source: ModelSource, revision: str, files: list[RemoteFile], settings: DownloadSettings
+) -> ModelOutline:
+    """Of a model in GGUF, which has its configuration and its tokenizer in it: nothing else is wanted."""
+    if settings.parts == "small":
+        raise BadModel("GGUF is not streamed: leave out --load-format, and the file is downloaded")
+    header = await gguf_header(source, files, settings)
+    try:
+        shape, quantization = _read_config(hf_config(header, None), header.source)
+        experts = sum(one.num_bytes for name, one in header.tensors.items() if "_exps." in name)
+        weights = sum(one.num_bytes for one in header.tensors.values())
+        facts = _facts(shape, quantization, revision, len(files), (weights, experts))
+        on_cpu, on_gpu = kept_bytes(header)
+    except ModelConfigError as error:
+        raise BadModel(str(error)) from None
+    return ModelOutline(tuple(files), msgspec.structs.replace(facts, cpu_bytes=on_cpu, gpu_bytes=on_gpu))
+
+
+def _facts(shape: ModelShape, quantization: str, revision: str, num_files: int, weights: tuple[int, int]) -> ModelFacts:
+    """`weights`: bytes of all tensors, and of those of experts."""
+    windows = [window for window in shape.kept_windows if window is not None]
+    return ModelFacts(
+        revision=revision,
+        weights_bytes=weights[0],
+        num_files=num_files,
         architecture=shape.model_type,
         dtype=shape.dtype,
         quantization=quantization,
@@ -79,10 +112,9 @@ async def outline(source: ModelSource, settings: DownloadSettings) -> ModelOutli
         max_position_embeddings=shape.context_length,
         num_kv_shared_layers=shape.num_kv_shared_layers,
         num_experts=shape.num_experts,
-        expert_bytes=expert_bytes,
+        expert_bytes=weights[1],
         default_length=0 if shape.default_length == shape.context_length else shape.default_length,
     )
-    return ModelOutline(wanted, facts)
 
 
 async def weights_of(source: ModelSource, settings: DownloadSettings) -> tuple[str, tuple[RemoteFile, ...]]:
@@ -110,9 +142,9 @@ def _text_outline(revision: str, names: list[str], found: Mapping[str, RemoteFil
     return ModelOutline(wanted, facts)
 
 
-def _read_config(config: Mapping[str, Any]) -> tuple[ModelShape, str]:
+def _read_config(config: Mapping[str, Any], name: str) -> tuple[ModelShape, str]:
     try:
-        shape = read_shape(config, CONFIG)
+        shape = read_shape(config, name)
         return shape, quantized_as(shape.fields)
     except ModelConfigError as error:
         raise BadModel(str(error)) from None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
+
+from pagefleet_protocol.model_config.gguf_header import first_part, is_beside_a_model, parts_named
 
 from pagefleet_download.errors import BadModel
 
@@ -28,6 +31,9 @@ MAYBE = (
 _WEIGHTS = ".safetensors"
 _BESIDE_WEIGHTS = (".json", ".model", ".txt", ".jinja")
 """Configurations, tokenizers, merges and vocabularies, chat templates."""
+_GGUF = ".gguf"
+_TYPE = re.compile(r"I?Q\d|TQ\d|BF\d|F\d|MXFP", re.IGNORECASE)
+"""As names of types begin."""
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MAX_FILES = 4096
 _MAX_NAME_BYTES = 200  # a part's name is longer, and file systems end at 255
@@ -87,6 +93,43 @@ def choose_weights(names: Iterable[str], index: Mapping[str, Any] | None) -> lis
     return loose
 
 
+def choose_gguf(names: Iterable[str], wanted: str | None) -> list[str]:
+    """The files of one model in GGUF, its parts in order.
+
+    Args:
+        names: all that there are, in folders too.
+        wanted: the name of one of them, or a type as in `Q4_K_M`; None: the only model.
+
+    Raises:
+        BadModel: there is no such file, or several are meant, or parts are missing.
+    """
+    there = {name for name in names if name.endswith(_GGUF)}
+    if wanted is None or not wanted.endswith(_GGUF):
+        models = sorted({first_part(name) for name in there if not is_beside_a_model(name)})
+        if wanted is not None:
+            before = "[-._]" if _TYPE.match(wanted) else "[-.]"
+            of_type = re.compile(rf"(.*{before})?{re.escape(wanted)}(-\d{{5}}-of-\d{{5}})?\.gguf", re.IGNORECASE)
+            models = [name for name in models if of_type.fullmatch(PurePosixPath(name).name)]
+        if len(models) != 1:
+            shown = name_some(models or sorted(there)) or "none"
+            of = f" of type {wanted}" if wanted is not None else ""
+            raise BadModel(
+                f"the repository has {len(models)} models in GGUF{of} ({shown}): name one, as in "
+                "organization/name:Q4_K_M or organization/name/FILE.gguf"
+            )
+        (wanted,) = models
+    parts = _parts(wanted)
+    check_amount(parts)
+    if missing := [name for name in parts if name not in there]:
+        raise BadModel(f"the model lacks {name_some(missing)}: check the name, or add the missing parts")
+    return parts
+
+
+def _parts(name: str) -> list[str]:
+    path = PurePosixPath(name)
+    return [str(path.with_name(part)) for part in parts_named(path.name) or [path.name]]
+
+
 def check_config(names: Iterable[str]) -> None:
     """Refuse a model without configuration, for what is wrong with it first of all."""
     there = set(names)
@@ -105,7 +148,12 @@ def check_tokenizer(names: Iterable[str]) -> None:
 
 def is_weights(name: str) -> bool:
     """Whether an engine might load tensors because this file is in its folder."""
-    return name.endswith(_WEIGHTS) or name == INDEX
+    return name.endswith((_WEIGHTS, _GGUF)) or name == INDEX
+
+
+def is_gguf(names: Iterable[str]) -> bool:
+    """Whether a model with these files is one in GGUF: it has no other weights that are taken."""
+    return any(name.endswith(_GGUF) for name in names) and not any(name.endswith(_WEIGHTS) for name in names)
 
 
 def check_amount(names: list[str]) -> None:
@@ -146,10 +194,5 @@ def _no_weights(there: set[str]) -> str:
         return (
             f"the model has weights only as {name_some(pickled)}, and loading pickled files can run code: choose a "
             "repository or revision with *.safetensors, or convert them (transformers: model.save_pretrained)"
-        )
-    if gguf := sorted(name for name in there if name.endswith(".gguf")):
-        return (
-            f"the model has weights only as {name_some(gguf)}: choose the repository with the model's safetensors, "
-            "GGUF is not supported"
         )
     return "the model has no *.safetensors file: give the folder that has the weights"

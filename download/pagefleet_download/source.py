@@ -48,6 +48,8 @@ class RemoteFile:
     """Changes when the content does; empty where the store has no such thing."""
     digest: Digest | None = None
     """None where the store gives none: then only the size is compared."""
+    folder: str = ""
+    """Where it lies in its repository, if not at the top; models have no folders."""
 
 
 @dataclass(frozen=True, slots=True)

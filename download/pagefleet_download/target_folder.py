@@ -179,7 +179,7 @@ def same_bytes(path: Path, file: RemoteFile) -> InstalledFile | None:
             sha256.update(data)
     if own.hexdigest() != file.digest.hexdigest:
         return None
-    return InstalledFile(file.name, file.size, sha256.hexdigest(), file.tag)
+    return InstalledFile(file.name, file.size, sha256.hexdigest(), file.tag, file.folder)
 
 
 def read_small(path: Path) -> bytes | None:

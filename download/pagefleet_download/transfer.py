@@ -83,7 +83,7 @@ class PartFile:
             if self._descriptor is None or self.size != file.size or (file.digest and own != file.digest.hexdigest):
                 return None
             os.fsync(self._descriptor)
-            return InstalledFile(file.name, file.size, sha256, file.tag)
+            return InstalledFile(file.name, file.size, sha256, file.tag, file.folder)
 
     def close(self) -> None:
         """Keep what is there. Waits for a write that is on its way."""

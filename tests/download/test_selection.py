@@ -52,7 +52,6 @@ def test_the_index_decides_then_the_single_file_then_all() -> None:
     [
         (["model-00001-of-00002.safetensors"], "index.json is missing"),
         (["a.bin", "b.pt"], "only as a.bin, b.pt, and loading pickled"),
-        (["m.gguf"], "GGUF is not supported"),
         ([], "has no *.safetensors file"),
     ],
 )
@@ -62,10 +61,9 @@ def test_what_has_no_weights_that_are_read(names: list[str], words: str) -> None
     assert words in str(refused.value)
 
 
-@pytest.mark.parametrize(("names", "words"), [(["m.gguf"], "GGUF"), (["m.safetensors"], "no config.json")])
-def test_a_model_without_configuration(names: list[str], words: str) -> None:
-    with pytest.raises(BadModel, match=words):
-        check_config(names)
+def test_a_model_without_configuration() -> None:
+    with pytest.raises(BadModel, match=r"no config\.json"):
+        check_config(["m.safetensors"])
     check_config(["config.json"])
 
 
