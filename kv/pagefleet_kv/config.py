@@ -29,14 +29,15 @@ class KVTransferConfig:
     kv_role: KvRole = "both"
     """prefill: computes prompts for decode engines; decode: goes on from them; both: either, and whole requests."""
     kv_port: TwoPorts = 0
-    """p2p: port of its control socket; the next port takes data. 0: free ones."""
+    """p2p: port of its control socket; the next port takes data; of each data rank 4 more. 0: free ones."""
     kv_host: HostName = "127.0.0.1"
     """p2p: address of these two ports."""
     kv_peers: str | None = None
     """p2p: who may be asked for K/V, as HOST:PORT after commas; dns:NAME:PORT is every address of a name, file:PATH a
     file with one HOST:PORT a line; both are read again as they change. Default: nobody, if it only gives."""
     kv_data_plane: DataPlaneName = "auto"
-    """p2p: how blocks travel; auto: cuda_ipc on one host with GPUs, nccl between GPUs, else tcp."""
+    """p2p: how blocks travel; auto: cuda_ipc on one host with GPUs, nccl between GPUs that are not one of several
+    ranks, else tcp."""
     kv_send_type: SendType = "put_async"
     """p2p: put_async: each chunk's blocks are sent while the next is computed; put: all at the end, and the prefill
     request ends when they have arrived; get: they are kept until the decode engine fetches them."""

@@ -241,6 +241,18 @@ class KVPages(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class KVShard:
+    """What one rank holds of each block."""
+
+    layers: range
+    """Its places for layers in a block of the model."""
+    heads: range
+    """Of keys and values; several ranks may hold the same ones."""
+    vectors: int = 2
+    """Of each token and layer: a key and a value; 1: a latent."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineIdentity:
     """One start of one engine."""
 
@@ -263,6 +275,10 @@ class EngineSide:
     """Of its pool."""
     free_memory: int
     """Bytes of host memory that may be taken, within the limit of its container."""
+    shards: Sequence[KVShard] = (KVShard(range(1), range(1), 1),)
+    """Of each of its ranks."""
+    has_collectives: bool = False
+    """Its steps meet those of other ranks, or of other copies of the model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -338,7 +338,7 @@ class Decode:
         elif zlib.crc32(writing.payload) != header.checksum:
             self._refuse(prefill, header, "damaged")
         else:
-            self.landings.landed(header)
+            self.landings.landed(prefill, header)
             place = (header.first_block, header.num_blocks, header.num_bytes, header.checksum)
             self.events.append(FrameArrived(prefill, name.transfer_id, name.epoch, name.seq, *place))
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-import torch
 from pagefleet_protocol.fleet_key import FleetKey
 from pagefleet_protocol.kv_control import PlaneName
 
 from pagefleet_kv.config import KVTransferConfig
-from pagefleet_kv.cuda_memory import CudaError, CudaSharedMemory, find_cudart, host_identity
+from pagefleet_kv.cuda_memory import host_identity
 from pagefleet_kv.curve import load_fleet_key
 from pagefleet_kv.errors import KVConfigError
 from pagefleet_kv.p2p.connector import P2PConnector
@@ -19,17 +18,16 @@ from pagefleet_kv.p2p.control_plane import ControlPlane
 from pagefleet_kv.p2p.data_plane import DataPlane
 from pagefleet_kv.p2p.driver import DriverParts
 from pagefleet_kv.p2p.peers import AllowedPeers, parse_peers
-from pagefleet_kv.p2p.planes.cuda_ipc import IpcCarriers
-from pagefleet_kv.p2p.planes.device.copies import WORD_BYTES, DeviceCopies, DevicePool
-from pagefleet_kv.p2p.planes.device.link import Carriers
-from pagefleet_kv.p2p.planes.device.plane import STALL_S, DevicePlane
-from pagefleet_kv.p2p.planes.nccl.carrier import NcclCarriers
-from pagefleet_kv.p2p.planes.nccl.library import NcclError, NcclFunctions, find_nccl
+from pagefleet_kv.p2p.planes.device.copies import DevicePool
+from pagefleet_kv.p2p.planes.device.opening import NoPlane, PlaneDevice, PlaneOpening, RankedPool, RankPlane
+from pagefleet_kv.p2p.planes.device.plane import HANDSHAKE_S
+from pagefleet_kv.p2p.planes.device.ranked import RankedPlane
+from pagefleet_kv.p2p.planes.local_device import CARRIERS, LocalDevice, MakeCarriers
 from pagefleet_kv.p2p.planes.tcp.plane import TcpPlane, listen
 from pagefleet_kv.p2p.transfer.settings import P2PSettings
 from pagefleet_kv.p2p.transfer.source import Source
 from pagefleet_kv.p2p.transfer.target import Target
-from pagefleet_kv.port import BuiltConnector, EngineIdentity, EngineSide
+from pagefleet_kv.port import BuiltConnector, EngineIdentity, EngineSide, KVPages
 
 CHOSEN_PORT_TRIES = 20
 
@@ -53,7 +51,7 @@ def build(config: KVTransferConfig, side: EngineSide, settings: P2PSettings | No
     entries = parse_peers(config.kv_peers)
     settings = settings or settings_of(config, side.pages.bytes_per_block)
     compatibility = side.shape.compatibility
-    planes: dict[PlaneName, DataPlane] = dict(device_planes(config, side, settings.frame_bytes))
+    planes: dict[PlaneName, DataPlane] = dict(device_planes(config, side, settings.blocks_per_frame))
     try:
         control, tcp = _listen(config, side, key)
     except KVConfigError:
@@ -139,49 +137,71 @@ MAX_COMMUNICATORS = 28
 """torch has 32 streams to give out, and each communicator has its own."""
 BEST_FIRST: tuple[PlaneName, ...] = ("cuda_ipc", "nccl")
 
-MakeCarriers = Callable[[DeviceCopies, tuple[int, int]], Carriers]
-
 _log = logging.getLogger(__name__)
 
 
 def device_planes(
     config: KVTransferConfig,
     side: EngineSide,
-    frame_bytes: int,
+    blocks_per_frame: int,
     makers: Mapping[PlaneName, MakeCarriers] | None = None,
-) -> dict[PlaneName, DevicePlane]:
+) -> dict[PlaneName, RankedPlane]:
     """Return the planes that are asked for, best first; with `auto`, those that can be had.
 
     Args:
-        frame_bytes: most bytes of a frame that has more than one block.
+        blocks_per_frame: most blocks of a frame.
         makers: of carriers, given how many communicators may send and receive; default: NCCL and CUDA's runtime.
 
     Raises:
         KVConfigError: one was asked for by name and cannot be had, or kv_max_communicators does not fit.
     """
     asked = config.kv_data_plane
-    pool = side.pages
     if asked == "tcp":
         return {}
-    if not isinstance(pool, DevicePool):
+    if not (devices := _devices_of(side.pages, makers or CARRIERS)):
         if asked != "auto":
-            raise KVConfigError(f"kv_data_plane {asked} needs K/V on a GPU: give auto or tcp")
+            raise KVConfigError(f"kv_data_plane {asked} needs K/V on GPUs of one machine: give auto or tcp")
         return {}
+    sending, receiving = config.kv_role != "decode", config.kv_role != "prefill"
+    slots = NUM_SLOTS * sending, NUM_SLOTS * receiving
     most = split_communicators(config)
-    slot_bytes = -(-max(frame_bytes, pool.bytes_per_block) // WORD_BYTES) * WORD_BYTES
-    makers = makers or {"cuda_ipc": _make_ipc, "nccl": _make_nccl}
-    planes: dict[PlaneName, DevicePlane] = {}
+    planes: dict[PlaneName, RankedPlane] = {}
     for name in BEST_FIRST:
         if asked not in ("auto", name):
             continue
+        opening = PlaneOpening(name, side.shape.compatibility, blocks_per_frame, slots, most)
         try:
-            copies = DeviceCopies(pool, slot_bytes)
-            planes[name] = _plane(makers[name](copies, most), copies, config, side)
-        except (NcclError, CudaError, torch.OutOfMemoryError) as error:
+            planes[name] = _open(opening, devices, side)
+        except NoPlane as error:
             if asked == name:
                 raise KVConfigError(f"kv_data_plane {name} cannot be had: {error}") from error
             _log.info("K/V does not travel by %s: %s", name, error)
     return planes
+
+
+def _devices_of(pages: KVPages, makers: Mapping[PlaneName, MakeCarriers]) -> Sequence[PlaneDevice]:
+    if isinstance(pages, DevicePool):
+        return [LocalDevice(pages, makers)]
+    if not isinstance(pages, RankedPool):
+        return []
+    if not pages.devices:
+        _log.info("K/V of these ranks travels by tcp: other planes need all of them on GPUs of one machine")
+    return pages.devices
+
+
+def _open(opening: PlaneOpening, devices: Sequence[PlaneDevice], side: EngineSide) -> RankedPlane:
+    """Raises NoPlane where a rank cannot have it."""
+    if opening.name == "nccl" and (len(devices) > 1 or side.has_collectives):
+        raise NoPlane("nothing orders its kernels and what ranks send each other")
+    opened: list[RankPlane] = []
+    try:
+        for device in devices:
+            opened.append(device.open(opening))
+    except NoPlane:
+        for plane in opened:
+            plane.close()
+        raise
+    return RankedPlane(opening.name, opened, side.shards, side.pages.bytes_per_block, HANDSHAKE_S)
 
 
 def split_communicators(config: KVTransferConfig) -> tuple[int, int]:
@@ -200,22 +220,3 @@ def split_communicators(config: KVTransferConfig) -> tuple[int, int]:
     if most < 2:
         raise KVConfigError("kv_max_communicators is 1, and kv_role both sends and receives: give 2 or more")
     return most // 2, most - most // 2
-
-
-def _plane(carriers: Carriers, copies: DeviceCopies, config: KVTransferConfig, side: EngineSide) -> DevicePlane:
-    sending = 0 if config.kv_role == "decode" else NUM_SLOTS
-    receiving = 0 if config.kv_role == "prefill" else NUM_SLOTS
-    try:
-        return DevicePlane(carriers, copies, side.shape.compatibility, (sending, receiving))
-    except (CudaError, torch.OutOfMemoryError):
-        carriers.close()
-        raise
-
-
-def _make_nccl(copies: DeviceCopies, most: tuple[int, int]) -> Carriers:
-    library = NcclFunctions(find_nccl())
-    return NcclCarriers(library, copies, *most, STALL_S)
-
-
-def _make_ipc(copies: DeviceCopies, most: tuple[int, int]) -> Carriers:
-    return IpcCarriers(CudaSharedMemory(find_cudart(torch.version.cuda)), copies)

@@ -62,7 +62,6 @@ def refused(peer: str, header: BlobHeader, reason: str) -> FrameRefused:
 
 @dataclass(slots=True)
 class _Open:
-    peer: str
     landing: Landing
     num_blocks: int = 0
     """That have landed."""
@@ -70,19 +69,21 @@ class _Open:
 
 
 class Landings:
-    """All landings of one plane. The owner's thread adds them, the plane's does all else.
+    """All landings of one plane, one for each transfer and peer: of an engine's ranks several may bring parts of one.
+    The owner's thread adds them, the plane's does all else.
 
     A transfer is added anew only after the plane has told that it was removed, so the two never meet over one.
     """
 
     def __init__(self) -> None:
-        self._open: dict[bytes, _Open] = {}
+        self._open: dict[bytes, dict[str, _Open]] = {}
+        """By transfer and peer."""
 
     def __len__(self) -> int:
-        return len(self._open)
+        return sum(map(len, self._open.values()))
 
     def add(self, peer: str, landing: Landing) -> None:
-        self._open[landing.transfer_id] = _Open(peer, landing)
+        self._open.setdefault(landing.transfer_id, {})[peer] = _Open(landing)
 
     def remove(self, transfer_id: bytes) -> None:
         self._open.pop(transfer_id, None)
@@ -90,8 +91,8 @@ class Landings:
     def place(self, peer: str, header: BlobHeader) -> Sequence[int] | str:
         """Return the blocks that a frame is for, or why it is for none."""
         name = FrameName.decode(header.name)
-        found = self._open.get(name.transfer_id)
-        if found is None or found.peer != peer:
+        found = self._open.get(name.transfer_id, {}).get(peer)
+        if found is None:
             return "no transfer of this peer waits for it"
         landing = found.landing
         if name.epoch != landing.epoch:
@@ -103,8 +104,8 @@ class Landings:
             return f"{header.num_blocks} blocks from {header.first_block} are more than were reserved"
         return blocks
 
-    def landed(self, header: BlobHeader) -> None:
-        """A placed frame is whole and right."""
-        found = self._open[FrameName.decode(header.name).transfer_id]
+    def landed(self, peer: str, header: BlobHeader) -> None:
+        """A placed frame of this peer is whole and right."""
+        found = self._open[FrameName.decode(header.name).transfer_id][peer]
         found.num_blocks += header.num_blocks
         found.num_frames += 1

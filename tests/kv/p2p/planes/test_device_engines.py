@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from pagefleet_engine.executor.rank_pages import MappedPool, RankPages, RankPool, StepFence
 from pagefleet_kv.config import KVTransferConfig
 from pagefleet_kv.cuda_memory import CudaError, host_identity
 from pagefleet_kv.errors import KVConfigError
 from pagefleet_kv.p2p import build as p2p_build
 from pagefleet_kv.p2p.build import (
     MAX_COMMUNICATORS,
-    MakeCarriers,
     device_planes,
     split_communicators,
 )
+from pagefleet_kv.p2p.data_plane import Frame, Landing
 from pagefleet_kv.p2p.planes.cuda_ipc import IpcCarriers
 from pagefleet_kv.p2p.planes.device.copies import DeviceCopies
 from pagefleet_kv.p2p.planes.device.link import Carriers
+from pagefleet_kv.p2p.planes.device.opening import NoPlane, PlaneOpening, RankPlane
 from pagefleet_kv.p2p.planes.device.plane import DevicePlane
+from pagefleet_kv.p2p.planes.device.ranked import RankedPlane
+from pagefleet_kv.p2p.planes.local_device import LocalDevice, MakeCarriers
 from pagefleet_kv.p2p.planes.nccl.carrier import NcclCarriers
 from pagefleet_kv.port import EngineSide, KVPages
 from pagefleet_protocol.kv_control import PlaneName
@@ -50,6 +56,49 @@ class PoolOfHost:
         raise AssertionError("there are no streams on a CPU")
 
 
+class DeviceOfRank:
+    """Implements `PlaneDevice` for a rank on a CPU, whose pool this process maps too, as if it were a device's."""
+
+    def __init__(self, pool: RankPool, fence: StepFence, makers: Mapping[PlaneName, MakeCarriers]) -> None:
+        assert isinstance(pool, MappedPool)
+        blocks = torch.from_numpy(pool.blocks)
+        self._pool = PoolOfRank(blocks.view(len(blocks), -1))
+        self._fence = fence
+        self._makers = makers
+
+    def open(self, opening: PlaneOpening) -> RankPlane:
+        return FencedPlane(LocalDevice(self._pool, self._makers).open(opening), self._fence)
+
+
+class PoolOfRank:
+    """Implements `DevicePool`."""
+
+    def __init__(self, blocks: torch.Tensor) -> None:
+        self.blocks = blocks
+
+    def after_steps(self, stream: torch.cuda.Stream) -> None:
+        raise AssertionError("there are no streams on a CPU")
+
+
+class FencedPlane:
+    """A plane in this process, of a rank that is another: waits for steps as the rank would."""
+
+    def __init__(self, plane: DevicePlane, fence: StepFence) -> None:
+        self._plane = plane
+        self._fence = fence
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plane, name)
+
+    def send(self, peer: str, frame: Frame) -> None:
+        self._fence.before_read()
+        self._plane.send(peer, frame)
+
+    def land(self, peer: str, landing: Landing) -> None:
+        self._fence.before_write()
+        self._plane.land(peer, landing)
+
+
 class Devices:
     """What all engines of a test make their carriers of."""
 
@@ -67,10 +116,14 @@ class Devices:
         self.libraries.append(FakeNccl(self.world))
         return NcclCarriers(self.libraries[-1], copies, *most, PATIENCE_S, 2.0)
 
-    def planes(self, config: KVTransferConfig, side: EngineSide, frame_bytes: int) -> dict[PlaneName, DevicePlane]:
-        """As `device_planes`, where the host is a device."""
-        side = dataclasses.replace(side, pages=PoolOfHost(side.pages))
-        return device_planes(config, side, frame_bytes, self.makers)
+    def planes(self, config: KVTransferConfig, side: EngineSide, blocks_per_frame: int) -> dict[PlaneName, RankedPlane]:
+        """As `device_planes`, where the host is a device, or one of each rank's."""
+        ranks, makers = side.pages, self.makers
+        if isinstance(ranks, RankPages):
+            ranks.devices = [DeviceOfRank(pool, ranks._fence, makers) for _, pool in ranks._targets]
+        else:
+            side = dataclasses.replace(side, pages=PoolOfHost(side.pages))
+        return device_planes(config, side, blocks_per_frame, makers)
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +167,36 @@ def test_tokens_are_those_of_one_engine(
     assert devices.memory.opened == (0 if plane == "nccl" else 1)
 
 
+@pytest.mark.fleet
+@pytest.mark.parametrize(
+    ("prefill_ranks", "decode_ranks", "num_lanes"),
+    [
+        ((2, 1), (2, 1), 2),
+        ((2, 1), (1, 1), 2),
+        ((1, 2), (2, 1), 4),
+    ],
+)
+def test_each_rank_has_a_plane_of_its_own(
+    fleet: Fleet,
+    devices: Devices,
+    expected: dict[int, list[int]],
+    prefill_ranks: tuple[int, int],
+    decode_ranks: tuple[int, int],
+    num_lanes: int,
+) -> None:
+    (tensor, stages), plane = prefill_ranks, "cuda_ipc"
+    prefill = fleet.engine("a", tensor=tensor, stages=stages, kv_role="prefill", kv_data_plane=plane)
+    tensor, stages = decode_ranks
+    peers = prefill.address
+    decode = fleet.engine("d", tensor=tensor, stages=stages, kv_role="decode", kv_data_plane=plane, kv_peers=peers)
+    for number in (1, 2, 3):
+        assert pass_on(fleet, prefill, decode, number) == expected[number]
+    fleet.until(lambda: prefill.num_held_blocks == 0)  # decode has said that it has all
+    assert decode.num_held_blocks == 0
+    assert decode.figure("received_blocks_total") == prefill.figure("sent_blocks_total") == 3 * FULL_BLOCKS
+    assert devices.memory.opened == num_lanes
+
+
 def test_two_engines_may_prefill_for_each_other(fleet: Fleet, expected: dict[int, list[int]], tmp_path: Path) -> None:
     known = tmp_path / "peers"
     known.touch()
@@ -155,11 +238,57 @@ def _flip(address: int) -> None:
     ctypes.c_ubyte.from_address(address + 100).value ^= 1
 
 
+class Ranks(BytePages):
+    """Pages of two ranks, each with a device on which nothing can be opened, or none."""
+
+    def __init__(self, *, have_devices: bool) -> None:
+        super().__init__(4)
+        self.devices = [self, self] if have_devices else []
+
+    def open(self, opening: PlaneOpening) -> RankPlane:
+        raise NoPlane(f"there is no {opening.name}")
+
+
+def test_an_engine_whose_copies_share_experts_does_without_nccl(devices: Devices) -> None:
+    """One device, whose steps wait for other copies' as sums of ranks do."""
+    config = KVTransferConfig(kv_connector="p2p")
+    side = dataclasses.replace(engine_side(PoolOfHost(BytePages(4))), has_collectives=True)
+    planes = device_planes(config, side, 1024, devices.makers)
+    assert list(planes) == ["cuda_ipc"]
+    planes["cuda_ipc"].close()
+    with pytest.raises(KVConfigError, match="kv_data_plane nccl cannot be had: nothing orders its kernels"):
+        device_planes(dataclasses.replace(config, kv_data_plane="nccl"), side, 1024, devices.makers)
+
+
+def test_ranks_whose_sums_go_by_nccl_do_without_that_plane(caplog: pytest.LogCaptureFixture) -> None:
+    """Two that launch in different orders on two devices would wait for each other for ever."""
+    caplog.set_level(logging.INFO)
+    config = KVTransferConfig(kv_connector="p2p")
+    side = engine_side(Ranks(have_devices=True))
+    assert device_planes(config, side, 1) == {}
+    assert [record.getMessage() for record in caplog.records] == [
+        "K/V does not travel by cuda_ipc: there is no cuda_ipc",
+        "K/V does not travel by nccl: nothing orders its kernels and what ranks send each other",
+    ]
+    with pytest.raises(KVConfigError, match="kv_data_plane nccl cannot be had: nothing orders its kernels"):
+        device_planes(dataclasses.replace(config, kv_data_plane="nccl"), side, 1)
+
+
+def test_ranks_without_devices_of_one_machine_take_tcp_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    config = KVTransferConfig(kv_connector="p2p")
+    assert device_planes(config, engine_side(Ranks(have_devices=False)), 1) == {}
+    (record,) = caplog.records
+    assert record.getMessage().startswith("K/V of these ranks travels by tcp")
+
+
 @pytest.mark.parametrize("plane", ["nccl", "cuda_ipc"])
 def test_planes_between_devices_need_a_device(plane: str) -> None:
     config = KVTransferConfig(kv_connector="p2p", kv_data_plane=plane)  # type: ignore[arg-type]
     side = engine_side(BytePages(4))
-    with pytest.raises(KVConfigError, match=f"kv_data_plane {plane} needs K/V on a GPU: give auto or tcp"):
+    with pytest.raises(
+        KVConfigError, match=f"kv_data_plane {plane} needs K/V on GPUs of one machine: give auto or tcp"
+    ):
         device_planes(config, side, 1 << 20)
     assert device_planes(dataclasses.replace(config, kv_data_plane="auto"), side, 1 << 20) == {}
     assert device_planes(dataclasses.replace(config, kv_data_plane="tcp"), side, 1 << 20) == {}

@@ -9,12 +9,16 @@ itself, which is authenticated. On a CPU, where there are no streams, everything
 from __future__ import annotations
 
 import contextlib
+import copy
 import zlib
 from collections.abc import Sequence
+from math import prod
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+
+from pagefleet_kv.p2p.planes.device.lanes import Region
 
 WORD_BYTES = 8
 
@@ -73,9 +77,25 @@ class DeviceCopies:
         """Of the sum that is computed just now."""
         self._settle()
 
+    def part(self, region: Region) -> DeviceCopies:
+        """Return the same for a part of each block: what is gathered and scattered is that alone.
+
+        Raises:
+            ValueError: blocks have no such part.
+        """
+        first, last = region.layers
+        start, stop = region.bytes
+        if prod(region.axes) != self.block_bytes or not (
+            0 <= first < last <= region.axes[0] and 0 <= start < stop <= region.axes[2]
+        ):
+            raise ValueError(f"blocks of {self.block_bytes} bytes have no part {region}")
+        part = copy.copy(self)
+        part._blocks = self._blocks.view(-1, *region.axes)[:, first:last, :, start:stop]
+        return part
+
     @property
     def block_bytes(self) -> int:
-        return self._blocks.shape[1]
+        return prod(self._blocks.shape[1:])
 
     @property
     def stream(self) -> int:
@@ -102,7 +122,7 @@ class DeviceCopies:
 
     def gather(self, blocks: Sequence[int], slot: Tensor) -> None:
         """Copy whole blocks, in this order, to the beginning of a slot."""
-        rows = slot[: len(blocks) * self.block_bytes].view(len(blocks), self.block_bytes)
+        rows = self._rows(slot, len(blocks))
         with self._queueing():
             for place, first, count in _runs(blocks):
                 rows[place : place + count].copy_(self._blocks[first : first + count], non_blocking=True)
@@ -115,7 +135,7 @@ class DeviceCopies:
 
     def scatter(self, slot: Tensor, blocks: Sequence[int]) -> None:
         """Fill whole blocks from the beginning of a slot, after all that the steps were given."""
-        rows = slot[: len(blocks) * self.block_bytes].view(len(blocks), self.block_bytes)
+        rows = self._rows(slot, len(blocks))
         if self._stream is not None:
             self._pool.after_steps(self._stream)
         with self._queueing():
@@ -145,6 +165,10 @@ class DeviceCopies:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(stream)
         return _EventMark(event)
+
+    def _rows(self, slot: Tensor, count: int) -> Tensor:
+        """The beginning of a slot as blocks."""
+        return slot[: count * self.block_bytes].view(count, *self._blocks.shape[1:])
 
     def _settle(self) -> None:
         """Wait until what another stream has filled is there for this one."""

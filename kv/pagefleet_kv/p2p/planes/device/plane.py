@@ -12,9 +12,11 @@ import select
 import struct
 import time
 from collections import OrderedDict
+from dataclasses import replace
 
-from pagefleet_kv.p2p.data_plane import LinkDown
+from pagefleet_kv.p2p.data_plane import End, LinkDown
 from pagefleet_kv.p2p.planes.device.copies import DeviceCopies
+from pagefleet_kv.p2p.planes.device.lanes import Region
 from pagefleet_kv.p2p.planes.device.link import Carriers, Ear, Line, Slots, Voice
 from pagefleet_kv.p2p.planes.device.source import DeviceSource
 from pagefleet_kv.p2p.planes.device.target import DeviceTarget
@@ -35,7 +37,7 @@ Link = DeviceSource | DeviceTarget
 
 
 class DevicePlane(PlaneShell[DeviceSource, DeviceTarget]):
-    """Implements `DataPlane` on a carrier.
+    """Implements `RankPlane` on a carrier, for the device of one rank.
 
     Args:
         carriers: between devices; closed with the plane.
@@ -64,13 +66,27 @@ class DevicePlane(PlaneShell[DeviceSource, DeviceTarget]):
         super().__init__(carriers.name)
         self._redial = Redial()
         self._settings = LinkSettings(copies, compatibility, handshake_s, stall_s, self._tell)
+        self._regions: dict[tuple[str, End], Region] = {}
+        """Of links that carry a part of each block. Set before the link is begun, by its owner's thread."""
         self._thread.do(copies.enter)
         self._thread.start()
 
-    def invite(self, peer: str) -> bytes:
+    def invite(self, peer: str, region: Region | None = None) -> bytes:
+        """See RankPlane."""
+        self._set_region(peer, "source", region)
         token = secrets.token_bytes(TOKEN_BYTES)
         self._invitations.give(token, peer)
         return _INVITATION.pack(_MAGIC, _VERSION, token) + self._carriers.facts()
+
+    def connect(self, peer: str, host: str, invitation: bytes, region: Region | None = None) -> None:
+        """See RankPlane."""
+        self._set_region(peer, "target", region)
+        super().connect(peer, host, invitation)
+
+    def disconnect(self, peer: str, end: End) -> None:
+        """See RankPlane."""
+        super().disconnect(peer, end)
+        self._set_region(peer, end, None)
 
     def hear(self, peer: str, data: bytes) -> None:
         self._thread.do(lambda: self._hear(peer, data))
@@ -103,8 +119,8 @@ class DevicePlane(PlaneShell[DeviceSource, DeviceTarget]):
             self._redial.failed(peer, now)
             self._tell(LinkDown(peer, "target", str(error)))
             return
-        line = Line(peer, Ear(token), voice)
-        self._targets[peer] = DeviceTarget(line, carrier, self._landings, self._receive_slots, self._settings, now)
+        line, settings = Line(peer, Ear(token), voice), self._settings_of(peer, "target")
+        self._targets[peer] = DeviceTarget(line, carrier, self._landings, self._receive_slots, settings, now)
 
     def _hear(self, peer: str, data: bytes) -> None:
         now = time.monotonic()
@@ -136,8 +152,20 @@ class DevicePlane(PlaneShell[DeviceSource, DeviceTarget]):
         if peer in self._sources:
             self._end(self._sources[peer], "it connected again")
         carrier = self._carriers.to_target(peer, voice.say)
-        line = Line(peer, Ear(token, 1), voice)
-        self._sources[peer] = DeviceSource(line, carrier, self._send_slots, self._settings, now)
+        line, settings = Line(peer, Ear(token, 1), voice), self._settings_of(peer, "source")
+        self._sources[peer] = DeviceSource(line, carrier, self._send_slots, settings, now)
+
+    def _set_region(self, peer: str, end: End, region: Region | None) -> None:
+        if region is None:
+            self._regions.pop((peer, end), None)
+        else:
+            self._regions[peer, end] = region
+
+    def _settings_of(self, peer: str, end: End) -> LinkSettings[DeviceCopies]:
+        region = self._regions.pop((peer, end), None)
+        if region is None:
+            return self._settings
+        return replace(self._settings, memory=self._settings.memory.part(region))
 
     def _end(self, link: Link, reason: str) -> None:
         if isinstance(link, DeviceTarget):

@@ -193,7 +193,7 @@ class DeviceTarget:
                 event = refused(self.peer, header, blocks)
             else:
                 copies.scatter(self._slots.memory[fetched.slot], blocks)
-                self._landings.landed(header)
+                self._landings.landed(self.peer, header)
                 event = arrived(self.peer, header)
             self._judged.append(_Judged(fetched.slot, copies.marked(), event))
 

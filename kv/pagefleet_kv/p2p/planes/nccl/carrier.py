@@ -3,9 +3,9 @@
 They are given up when others need their room. A send is launched once the target has said Go, and then the receive
 runs or is next on its communicator. So no kernel of ours waits for a launch that waits for it, whatever the order of
 links, and each holds at most `MAX_CTAS` multiprocessors for as long as a frame takes. All calls are made by the
-plane's thread. That keeps clear of nothing else that launches NCCL's kernels on the device: an engine with tensor
-parallelism would have to launch both from one thread, and there is none yet. NCCL's connections are not encrypted:
-who is met knows an id that only the control plane carries, but this plane is for networks that you trust.
+plane's thread. That keeps clear of nothing else that launches NCCL's kernels on the device, as the sums of several
+ranks do: engines of these get no such plane. NCCL's connections are not encrypted: who is met knows an id that only
+the control plane carries, but this plane is for networks that you trust.
 """
 
 from __future__ import annotations

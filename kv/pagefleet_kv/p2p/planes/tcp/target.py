@@ -220,7 +220,7 @@ class TargetLink:
             self._settings.tell(refused(self.peer, header, incoming.refusal))
             return
         self._pages.fill(incoming.staging, incoming.blocks)
-        self._landings.landed(header)
+        self._landings.landed(self.peer, header)
         self._settings.tell(arrived(self.peer, header))
 
     def _refuse(self, incoming: _Incoming, reason: str) -> None:
