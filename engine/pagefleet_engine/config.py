@@ -121,7 +121,8 @@ class CacheConfig:
     num_kv_blocks: Count | None = None
     """Fixes the pool's size in blocks; default: from memory."""
     kv_cache_memory: _Size | None = None
-    """Bytes for the KV cache (also 512M, 4G); default: from what is free."""
+    """Bytes for the KV cache (also 512M, 4G), taken at start; default: from what is free, which a CPU takes as it
+    fills."""
     gpu_memory_utilization: Annotated[float, Between(0, 1, over=True)] = 0.9
     """Share of the device's memory that weights, activations and KV cache may take together."""
     kv_cache_dtype: KVCacheDType = "auto"
@@ -212,9 +213,6 @@ class StructuredOutputsConfig:
         check_limits(self, ConfigError)
 
 
-_OWN_PORTS = "give each a port of its own by data_parallel_multi_port_external_lb, with `pagefleet route` before them"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Everything one engine needs."""
@@ -243,19 +241,23 @@ class EngineConfig:
         return self.max_requests + self.scheduler.max_num_queued_reqs * self.parallel.data_ranks
 
     def __post_init__(self) -> None:
-        if (count := self.parallel.data_ranks) > 1 and "p2p" in self.kv_transfer.connectors:
-            raise ConfigError(
-                f"kv_connector p2p passes K/V to one cache, and data_parallel_size {count} makes several: {_OWN_PORTS}"
-            )
         if self.kv_transfer.connectors and self.parallel.distributed_executor_backend == "ray":
             raise ConfigError("kv_connector does not go with ranks that Ray places: leave one of the two out")
+        plane = self.kv_transfer.kv_data_plane
+        if plane == "nccl" and self.parallel.shares_experts:
+            raise ConfigError(
+                "enable_expert_parallel has copies of the model share experts, and nothing orders kv_data_plane nccl "
+                "and what they send each other: give auto, cuda_ipc or tcp"
+            )
         if self.parallel.world_size == 1:
             return
         ranks = f"{self.parallel.describe()}, and"
         if self.execution.compile:
             raise ConfigError(f"{ranks} torch.compile cannot trace what ranks send each other: leave compile out")
-        if (plane := self.kv_transfer.kv_data_plane) not in ("auto", "tcp"):
-            raise ConfigError(f"{ranks} kv_data_plane {plane} goes from one device to one: give auto or tcp")
+        if plane == "nccl":
+            raise ConfigError(f"{ranks} nothing orders kv_data_plane nccl and their sums: give auto, cuda_ipc or tcp")
+        if plane == "cuda_ipc" and self.parallel.is_networked:
+            raise ConfigError(f"{ranks} kv_data_plane cuda_ipc is of one machine: give auto or tcp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,8 +298,8 @@ class ServerConfig:
     trust_request_chat_template: bool = False
     """Render chat templates that requests bring."""
     kv_events_port: TwoPorts = 0
-    """Port where routers hear what the prefix cache gains and loses, and on the next one ask for what they missed;
-    0: nowhere."""
+    """Port where routers hear what the prefix cache gains and loses, and on the next one ask for what they missed; of
+    each data rank 4 more; 0: nowhere."""
     kv_events_host: HostName | None = None
     """Address of these two ports; default: host. One that is not loopback needs a fleet key."""
     fleet_key_file: str | None = None
@@ -375,15 +377,10 @@ def check_together(engine: EngineConfig, server: ServerConfig) -> None:
         raise ConfigError("kv_events_port is given and prefix caching is off: leave one of them out")
     count = engine.parallel.data_ranks
     _check_nodes(engine.parallel, server)
-    if server.kv_events is not None and count > 1:
-        raise ConfigError(
-            f"kv_events_port tells of one cache, and data_parallel_size {count} makes several: leave it out "
-            f"(the ranks share prompts out by their beginnings), or {_OWN_PORTS}"
-        )
     if server.profiler_dir is not None and count > 1:
         raise ConfigError(
-            "profiler_dir is of one copy of the model, and data_parallel_size makes several: leave it out, or "
-            f"{_OWN_PORTS}"
+            "profiler_dir is of one copy of the model, and data_parallel_size makes several: leave it out, or give "
+            "each a port of its own by data_parallel_multi_port_external_lb"
         )
 
 

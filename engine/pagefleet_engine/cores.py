@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 _CPUS = Path("/sys/devices/system/cpu")
 _CGROUP = Path("/sys/fs/cgroup")
+_BOUND_BY = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
 
 def allowed_cores(cpus: Path = _CPUS) -> list[int]:
@@ -45,6 +50,62 @@ def share_cores(size: int, allowed: Sequence[int], num_threads: int) -> list[Cor
     """
     each, threads = len(allowed) // size, max(1, num_threads // size)
     return [CoreShare(allowed[rank * each : (rank + 1) * each], threads) for rank in range(size)]
+
+
+@contextlib.contextmanager
+def binding_threads(num_threads: int) -> Iterator[None]:
+    """Have OpenMP, which torch loads within, bind each thread of its team to a core: two of them that share one for a
+    moment keep all others waiting.
+
+    Only where it has a thread for every core: of fewer the system knows best which cores are free. Whoever set one of
+    OpenMP's own variables for this (specification 5.2, section 21.2) has decided it.
+    """
+    allowed = allowed_cores()
+    first_of_cores = list({_threads_of_core(_CPUS, cpu): cpu for cpu in reversed(allowed)}.values())[::-1]
+    if num_threads != len(first_of_cores) or any(name in os.environ for name in _BOUND_BY):
+        yield
+        return
+    places = ",".join(f"{{{cpu}}}" for cpu in first_of_cores)
+    os.environ.update(OMP_PROC_BIND="close", OMP_PLACES=places)
+    try:
+        yield
+    finally:
+        # Loading it bound this thread, whose place threads of other kinds and child processes would inherit.
+        del os.environ["OMP_PROC_BIND"], os.environ["OMP_PLACES"]
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, allowed)
+
+
+@contextlib.contextmanager
+def kept_on(cpu: int) -> Iterator[None]:
+    """Keep this thread on a CPU; a negative one: wherever the system has it."""
+    if cpu < 0:
+        yield
+        return
+    with _same_cpus_after():
+        with contextlib.suppress(OSError):  # it may have been taken from this process since
+            os.sched_setaffinity(0, (cpu,))
+        yield
+
+
+def staying_free(work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    """Do some work in a thread of a pool. Where OpenMP binds threads it puts each that first divides work on its first
+    place, and all of them would stay there."""
+    with _same_cpus_after():
+        return work(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _same_cpus_after() -> Iterator[None]:
+    if not hasattr(os, "sched_getaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, before)
 
 
 def _place(cpus: Path, cpu: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from pagefleet_engine.client.data_ranks import rank_configs
 from pagefleet_engine.config import EngineConfig, ServerConfig
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.llm_keywords import known_settings
-from pagefleet_engine.rank_settings import rank_settings, supervisor_port
+from pagefleet_engine.rank_settings import events_port, rank_settings, supervisor_port
 
 OWN = "--data-parallel-multi-port-external-lb"
 
@@ -39,8 +39,16 @@ def test_ports_that_are_chosen_by_the_system_stay_so() -> None:
     assert [(own.kv_events_port, one.kv_transfer.kv_port) for one, own in rank_settings(config, server)] == [(0, 0)] * 2
 
 
-def test_one_engine_has_nothing_to_tell() -> None:
-    assert rank_settings(*configured("-dp", "2")) == ()
+def test_ranks_behind_one_port_have_kv_ports_of_their_own() -> None:
+    p2p = ("--kv-connector", "p2p", "--kv-port", "9102", "--fleet-key-file", "/key")
+    config, server = configured("-dp", "2", "--kv-events-port", "9100", *p2p)
+    assert rank_settings(config, server) == ()
+    assert [own.kv_transfer.kv_port for own in rank_configs(config)] == [9102, 9106]
+    assert [events_port(server.kv_events_port, rank) for rank in range(2)] == [9100, 9104]
+    alone, _ = configured("-dp", "2", "--data-parallel-rank", "1", *p2p)
+    assert [own.kv_transfer.kv_port for own in rank_configs(alone)] == [9102], "as it was given"
+    chosen, _ = configured("-dp", "2", "--kv-connector", "p2p")
+    assert [own.kv_transfer.kv_port for own in rank_configs(chosen)] == [0, 0]
 
 
 def test_a_rank_by_itself_has_its_share_and_no_other_copy() -> None:
@@ -60,6 +68,12 @@ def test_a_rank_by_itself_has_its_share_and_no_other_copy() -> None:
         ((OWN, "-dp", "2", "--port", "0"), "port is 0: give one"),
         ((OWN, "-dp", "3", "--port", "65534"), "port of the last data rank would be 65536"),
         ((OWN, "-dp", "2", "--kv-events-port", "65531"), "kv_events_port of the last data rank would be 65536"),
+        (("-dp", "2", "--kv-events-port", "65531"), "kv_events_port of the last data rank would be 65536"),
+        (("-dp", "2", "--port", "9000", "--kv-events-port", "8995"), "kv_events_port of rank 1 and port are both 9000"),
+        (
+            ("-dp", "2", "--kv-connector", "p2p", "--kv-port", "9104", "--kv-events-port", "9100"),
+            "kv_events_port of rank 1 and kv_port of rank 0 are both 9104",
+        ),
         (
             (OWN, "-dp", "4", "--port", "9000", "--data-parallel-supervisor-port", "9002"),
             "port of rank 2 and data_parallel_supervisor_port are both 9002",

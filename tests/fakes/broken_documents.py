@@ -62,7 +62,6 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("spec.parallelism", service_document(parallelism={"tensor": 3}, nodes=2)),
     ("spec.parallelism.data", service_document(parallelism={"data": 2}, nodes=2)),
     ("spec.parallelism.data", service_document(resources={"gpus": 4}, parallelism={"tensor": 4, "data": 2})),
-    ("spec.nodes", service_document(nodes=2, disaggregation={})),
     ("spec.parallelism", service_document(parallelism={"tensor": 2}, disaggregation={"dataPlane": "nccl"})),
     ("spec.parallelism.data", service_document(parallelism={"data": 9}, router={"inferencePool": {}})),
     (

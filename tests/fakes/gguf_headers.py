@@ -47,3 +47,26 @@ class Header:
         head = self.magic + struct.pack("<IQQ", self.version, count, num_entries)
         head += b"".join((*self.entries, *self.tensors))
         return head + bytes(-len(head) % alignment) + bytes(num_bytes)
+
+
+LLAMA: dict[str, object] = {
+    "general.architecture": "llama",
+    "llama.block_count": 2,
+    "llama.context_length": 512,
+    "llama.embedding_length": 256,
+    "llama.feed_forward_length": 512,
+    "llama.attention.head_count": 8,
+    "llama.attention.head_count_kv": 2,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+}
+
+
+def llama(kind: int = 8, block_bytes: int = 34, more: Sequence[bytes] = ()) -> bytes:
+    """A file of two tensors, in blocks of 32 numbers: an embedding of 320 tokens, and a matrix of 512 rows."""
+    size = 256 // 32 * block_bytes
+    tensors = [
+        tensor("token_embd.weight", (320, 256), kind, 0),
+        tensor("blk.0.ffn_up.weight", (512, 256), kind, 320 * size),
+    ]
+    entries = [entry(name, value) for name, value in LLAMA.items()]
+    return Header([*entries, *more], tensors).data((320 + 512) * size)

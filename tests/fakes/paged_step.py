@@ -15,7 +15,7 @@ BLOCK_SIZE = 8
 def paged_step(arch: ModelArch, num_tokens: int) -> AttentionStep:
     """A step of that many tokens: a new sequence, in pages that lie in reverse order."""
     groups = group_layers(arch.kept_windows)
-    num_blocks = num_tokens // BLOCK_SIZE
+    num_blocks = -(-num_tokens // BLOCK_SIZE)
     layout = kv_layout(arch.kv, num_blocks * len(groups), groups, BLOCK_SIZE)
     tables = torch.arange(layout.num_blocks, dtype=torch.int32).flip(0).view(len(groups), 1, num_blocks)
     position = torch.arange(num_tokens)

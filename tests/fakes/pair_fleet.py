@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pagefleet_protocol.engine_facts import FACTS_PATH, EngineFacts, KvTransferFacts, encode_facts
+from msgspec.structs import replace as replace_fields
+from pagefleet_protocol.engine_facts import FACTS_PATH, CacheFacts, EngineFacts, KvTransferFacts, encode_facts
 from pagefleet_protocol.fleet_key import FleetKey
+from pagefleet_protocol.kube_names import RANK_PORTS_APART
 from pagefleet_protocol.kv_handoff import KV_FAULT, KV_TRANSFER, KvRole, KvTransfer, decode_kv_transfer
 from pagefleet_router.engines.rates import EngineRates
 
@@ -64,6 +66,20 @@ def pair_facts(incarnation: str, role: KvRole | None, compatibility: str = "c" *
     return EngineFacts(incarnation=incarnation, model="m", kv_transfer=kv, **given)
 
 
+def with_ranks(facts: EngineFacts, num_ranks: int) -> EngineFacts:
+    """Return the facts of an engine with so many data ranks behind its port, that has each 100 blocks."""
+    port = None if facts.kv_transfer is None else facts.kv_transfer.port
+    caches = tuple(
+        CacheFacts(
+            incarnation=facts.incarnation[:-1] + f"{rank:x}",
+            num_blocks=100,
+            kv_transfer_port=None if port is None else port + RANK_PORTS_APART * rank,
+        )
+        for rank in range(num_ranks)
+    )
+    return replace_fields(facts, incarnation=caches[0].incarnation, data_ranks=caches)
+
+
 @dataclass(frozen=True)
 class Role:
     """One engine of a fleet."""
@@ -71,6 +87,8 @@ class Role:
     role: KvRole | None
     behave: Behaviour
     compatibility: str = "c" * 64
+    num_ranks: int = 1
+    """Behind its port."""
 
 
 def prefill(behave: Behaviour = PREFILLED, **fields: Any) -> Role:
@@ -112,12 +130,13 @@ class PairFleet:
         return sum(float(one.rpartition(" ")[2]) for one in text.splitlines() if one.startswith(line + " "))
 
 
-def _noted(fleet_: PairFleet, name: str, incarnation: str, behave: Behaviour) -> Behaviour:
+def _noted(fleet_: PairFleet, name: str, incarnation: str, behave: Behaviour, num_ranks: int) -> Behaviour:
     async def answer(seen: Seen, writer: asyncio.StreamWriter) -> None:
         value = seen.header(KV_TRANSFER)
         known = fleet_.engine(name).incarnation or incarnation
         try:
-            transfer = None if value is None else decode_kv_transfer(value, KEY, known)
+            others = [known[:-1] + f"{rank:x}" for rank in range(1, num_ranks)]
+            transfer = None if value is None else decode_kv_transfer(value, KEY, known, *others)
         except ValueError:
             fleet_.log.append(Leg(name, seen, None))
             await NOT_MINE(seen, writer)
@@ -140,9 +159,12 @@ async def pair_fleet(folder: Path, roles: Sequence[Role], **settings: Any) -> As
         fleet_ = PairFleet(made, names)
         for number, (engine, role) in enumerate(zip(made.engines, roles, strict=True)):
             incarnation = f"{number:x}" * 32
-            engine.behave = _noted(fleet_, names[number], incarnation, role.behave)
-            engine.internal[FACTS_PATH] = encode_facts(pair_facts(incarnation, role.role, role.compatibility))
-            engine.incarnation = incarnation
+            engine.behave = _noted(fleet_, names[number], incarnation, role.behave, role.num_ranks)
+            told = pair_facts(incarnation, role.role, role.compatibility)
+            if role.num_ranks > 1:
+                told = with_ranks(told, role.num_ranks)
+            engine.internal[FACTS_PATH] = encode_facts(told)
+            engine.incarnation = told.incarnation
         table = made.router.table
         await made.until(lambda: all(engine.facts is not None for engine in table.snapshot.engines))
         for view in table.snapshot.engines:

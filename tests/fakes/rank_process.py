@@ -3,7 +3,7 @@
 How loading goes is said in the model's name, e.g. `fake?fault=config&rank=1`. A request named `die-1` has rank 1
 do that in each of its steps; `-all` has all do it. `late-0` has the first stage of several fail once its step is out,
 at SIGUSR1. With a request `meet` the ranks of each stage then wait for each other, and with `pass` each stage for the
-one before.
+one before; both need `fake?others=1`. With `fake?device=1` the last stage has a device.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl
-
-import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -26,13 +25,10 @@ from pagefleet_engine.errors import ConfigError, EngineDead, ModelLoadError, Ste
 from pagefleet_engine.executor.messages import Loaded, RankStart, digest
 from pagefleet_engine.executor.rank_loop import BuiltRank
 from pagefleet_engine.executor.rank_process import run_rank
-from pagefleet_engine.executor.ring_channel import RingInlet, RingOutlet
 from pagefleet_engine.executor.vital_signs import Awaited, OwnSigns
-from pagefleet_engine.ranks.shared_memory import SharedGroup
-from pagefleet_engine.ranks.stages import StageLinks
 from pagefleet_engine.startup import StartupTimes
 
-from tests.fakes.scripted_core import BLOCK_SIZE, MAX_MODEL_LEN, NUM_BLOCKS, CountingExecutor
+from tests.fakes.scripted_core import BLOCK_SIZE, MAX_MODEL_LEN, NUM_BLOCKS, CountedStep, CountingExecutor
 
 ERRORS = {
     "config": ConfigError("one thing is wrong: do another"),
@@ -81,12 +77,54 @@ class PassedOn:
         return StepResult([()] * len(self.plan.rows))
 
 
+class WithDevice(CountingExecutor):
+    """Whose device computes apart from it, and never comes out of a step of a request `endless`."""
+
+    def tell_of_layers(self, on_layer: Callable[[], None]) -> int:
+        return 0
+
+    def launch(self, plan: StepPlan) -> CountedStep:
+        if any(row.request_id == "endless" for row in plan.rows):
+            self.is_computed = False
+        return super().launch(plan)
+
+
 class EarlierStage(CountingExecutor):
     """Of a pipeline; it is done with a step whether or not its masks have come."""
 
     def launch(self, plan: StepPlan) -> PassedOn:  # type: ignore[override]
         super().launch(plan)
         return PassedOn(plan)
+
+
+class Others:
+    """The other ranks, for tests that ask for them: each process takes a second to import torch."""
+
+    def __init__(self, start: RankStart, signs: OwnSigns) -> None:
+        from pagefleet_engine.executor.ring_channel import RingInlet, RingOutlet
+        from pagefleet_engine.ranks.shared_memory import SharedGroup
+
+        shared, stage = start.shared, signs.awaiting(Awaited.STAGE)
+        peers, tensor = signs.awaiting(Awaited.TENSOR), shared.tensor
+        self._inlet = None if shared.inlet is None else RingInlet(shared.inlet, stage)
+        self._outlet = None if shared.outlet is None else RingOutlet(shared.outlet, stage)
+        self._group = None if tensor is None else SharedGroup(tensor, start.part.tensor, awaiting=peers)
+
+    def meet(self) -> None:
+        if self._group is not None:
+            self._group.barrier()
+
+    def receive(self, step_id: int) -> None:
+        import torch
+
+        if self._inlet is not None:
+            self._inlet.receive(step_id, torch.empty(1))
+
+    def send(self, step_id: int) -> None:
+        import torch
+
+        if self._outlet is not None:
+            self._outlet.send(step_id, torch.zeros(1))
 
 
 def build(start: RankStart, times: StartupTimes, signs: OwnSigns) -> BuiltRank:
@@ -97,29 +135,27 @@ def build(start: RankStart, times: StartupTimes, signs: OwnSigns) -> BuiltRank:
         if is_meant:
             misbehave(options.get("fault", ""))
 
-    shared, stage = start.shared, signs.awaiting(Awaited.STAGE)
-    links = StageLinks(
-        None if shared.inlet is None else RingInlet(shared.inlet, stage),
-        None if shared.outlet is None else RingOutlet(shared.outlet, stage),
-    )
-    peers, tensor = signs.awaiting(Awaited.TENSOR), shared.tensor
-    group = None if tensor is None else SharedGroup(tensor, start.part.tensor, awaiting=peers)
+    others = Others(start, signs) if "others" in options else None
 
     def before(plan: StepPlan) -> None:
         names = [row.request_id for row in plan.rows]
-        if "pass" in names and links.inlet is not None:
-            links.inlet.receive(plan.step_id, torch.empty(1))
+        if "pass" in names:
+            assert others is not None
+            others.receive(plan.step_id)
         for name in names:
             fault, _, rank = name.partition("-")
             if rank in (str(start.rank), "all"):
                 misbehave(fault)
-        if "meet" in names and group is not None:
-            group.barrier()
-        if "pass" in names and links.outlet is not None:
-            links.outlet.send(plan.step_id, torch.zeros(1))
+        if "meet" in names:
+            assert others is not None
+            others.meet()
+        if "pass" in names and others is not None:
+            others.send(plan.step_id)
 
     other = is_meant and options.get("fault")
     if other == "trace":
+        import torch
+
         vars(torch.profiler)["profile"] = _refuse
     loaded = Loaded(
         "old" if other == "version" else digest(start.config),
@@ -133,7 +169,8 @@ def build(start: RankStart, times: StartupTimes, signs: OwnSigns) -> BuiltRank:
         MAX_MODEL_LEN,
         times.phases(),
     )
-    worker = CountingExecutor(before) if start.part.is_last else EarlierStage(before)
+    last = WithDevice if "device" in options else CountingExecutor
+    worker = last(before) if start.part.is_last else EarlierStage(before)
     return BuiltRank(worker, loaded, lambda: None)
 
 

@@ -86,6 +86,7 @@ class CountingExecutor:
         self.num_stages = 1
         self.idle_seconds = 0.0
         self.expert_load = None
+        self.steps_together = False
         self.trace: StepTrace | None = None
         self.bells: Sequence[int] = ()
         self.is_shut_down = False

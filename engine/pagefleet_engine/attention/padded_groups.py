@@ -190,7 +190,9 @@ def _make_group(
     num_blocks = -(-context // layout.block_size)
     if are_compiled(dtype) and len(rows) * query_len > 1:  # one query of one row has a kernel for all lengths
         num_blocks = rounded_up(num_blocks)
-    columns = np.minimum(lengths.first_block[rows, None] + np.arange(num_blocks), tables.shape[1] - 1)
+    # Padding repeats a row's own last block: what another request has may be no numbers, and is not masked by a zero.
+    last_block = (lengths.seq[rows, None] - 1) // layout.block_size
+    columns = np.minimum(lengths.first_block[rows, None] + np.arange(num_blocks), last_block)
     blocks_SB = tables[rows[:, None], columns].astype(np.int64)
     head = np.arange(layout.vectors * layout.num_kv_heads).reshape(layout.vectors, 1, layout.num_kv_heads, 1)
     page_index = (blocks_SB[None, :, None, :] * _pages_per_block(layout) + head).reshape(-1)

@@ -23,6 +23,35 @@ _MIXTRAL_8X7B = {
     "eos_token_id": 2,
     "torch_dtype": "bfloat16",
 }
+_MIXTRAL_8X22B = _MIXTRAL_8X7B | {
+    "hidden_size": 6144,
+    "intermediate_size": 16384,
+    "num_hidden_layers": 56,
+    "num_attention_heads": 48,
+    "max_position_embeddings": 65536,
+}
+# The two lists of its LongRoPE change no size, and are left out.
+_PHI_35_MOE = {
+    "model_type": "phimoe",
+    "hidden_size": 4096,
+    "intermediate_size": 6400,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 16,
+    "num_experts_per_tok": 2,
+    "router_jitter_noise": 0.01,
+    "attention_bias": True,
+    "lm_head_bias": True,
+    "sliding_window": 131072,
+    "vocab_size": 32064,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "eos_token_id": 32000,
+    "torch_dtype": "bfloat16",
+}
 _QWEN15_MOE = {
     "model_type": "qwen2_moe",
     "hidden_size": 2048,
@@ -62,6 +91,24 @@ _QWEN3_30B_A3B = {
     "tie_word_embeddings": False,
     "eos_token_id": 151645,
     "torch_dtype": "bfloat16",
+}
+_QWEN3_235B_A22B = _QWEN3_30B_A3B | {
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "moe_intermediate_size": 1536,
+    "num_hidden_layers": 94,
+    "num_attention_heads": 64,
+}
+_QWEN3_CODER_480B_A35B = _QWEN3_30B_A3B | {
+    "hidden_size": 6144,
+    "intermediate_size": 8192,
+    "moe_intermediate_size": 2560,
+    "num_hidden_layers": 62,
+    "num_attention_heads": 96,
+    "num_key_value_heads": 8,
+    "num_experts": 160,
+    "max_position_embeddings": 262144,
+    "rope_theta": 10000000.0,
 }
 _OLMOE_7B = {
     "model_type": "olmoe",
@@ -131,6 +178,16 @@ _GLM_45_AIR = {
     "eos_token_id": [151329, 151336, 151338],
     "torch_dtype": "bfloat16",
 }
+_GLM_45 = _GLM_45_AIR | {
+    "hidden_size": 5120,
+    "intermediate_size": 12288,
+    "moe_intermediate_size": 1536,
+    "num_hidden_layers": 92,
+    "use_qk_norm": True,
+    "n_routed_experts": 160,
+    "first_k_dense_replace": 3,
+    "routed_scaling_factor": 2.5,
+}
 _DEEPSEEK_V3: dict[str, Any] = {
     "model_type": "deepseek_v3",
     "hidden_size": 7168,
@@ -191,6 +248,19 @@ _DEEPSEEK_V2_LITE = _DEEPSEEK_V3 | {
     "rope_scaling": {**_DEEPSEEK_V3["rope_scaling"], "mscale": 0.707, "mscale_all_dim": 0.707},
     "eos_token_id": 100001,
 }
+_DEEPSEEK_V2 = _DEEPSEEK_V2_LITE | {
+    "hidden_size": 5120,
+    "intermediate_size": 12288,
+    "moe_intermediate_size": 1536,
+    "num_hidden_layers": 60,
+    "num_attention_heads": 128,
+    "q_lora_rank": 1536,
+    "n_routed_experts": 160,
+    "topk_method": "group_limited_greedy",
+    "n_group": 8,
+    "topk_group": 3,
+    "routed_scaling_factor": 16.0,
+}
 _KIMI_K2 = _DEEPSEEK_V3 | {
     "model_type": "kimi_k2",
     "num_attention_heads": 64,
@@ -203,7 +273,7 @@ _KIMI_K2 = _DEEPSEEK_V3 | {
     "vocab_size": 163840,
     "max_position_embeddings": 131072,
     "rope_theta": 50000.0,
-    "rope_scaling": {**_DEEPSEEK_V3["rope_scaling"], "factor": 32.0},
+    "rope_scaling": {**_DEEPSEEK_V3["rope_scaling"], "factor": 32.0, "beta_fast": 1.0},
     "eos_token_id": 163585,
 }
 _GPT_OSS_120B = {
@@ -280,12 +350,18 @@ _LLAMA4_MAVERICK = _LLAMA4_SCOUT | {
 
 EXPERT_SHAPES: Mapping[str, Mapping[str, Any]] = {
     "mixtral-8x7b": _MIXTRAL_8X7B,
+    "mixtral-8x22b": _MIXTRAL_8X22B,
+    "phi-3.5-moe": _PHI_35_MOE,
     "qwen1.5-moe-a2.7b": _QWEN15_MOE,
     "qwen3-30b-a3b": _QWEN3_30B_A3B,
+    "qwen3-235b-a22b": _QWEN3_235B_A22B,
+    "qwen3-coder-480b-a35b": _QWEN3_CODER_480B_A35B,
     "olmoe-1b-7b": _OLMOE_7B,
     "granite-3.1-3b-a800m": _GRANITE_31_3B_A800M,
+    "glm-4.5": _GLM_45,
     "glm-4.5-air": _GLM_45_AIR,
     "deepseek-v2-lite": _DEEPSEEK_V2_LITE,
+    "deepseek-v2": _DEEPSEEK_V2,
     "deepseek-v3": _DEEPSEEK_V3,
     "kimi-k2": _KIMI_K2,
     "gpt-oss-20b": _GPT_OSS_20B,

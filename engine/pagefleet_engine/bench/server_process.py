@@ -18,10 +18,13 @@ SERVE_COMMAND = (sys.executable, "-m", "pagefleet_engine.cli")
 """`pagefleet serve` of this installation."""
 _START_TIMEOUT_S = 600.0
 _STOP_TIMEOUT_S = 60.0
+_LOOK_S = 0.02
 
 
 @contextmanager
-def started_server(command: Sequence[str], log: IO[bytes] | None = None) -> Iterator[int]:
+def started_server(
+    command: Sequence[str], log: IO[bytes] | None = None, timeout_s: float = _START_TIMEOUT_S
+) -> Iterator[int]:
     """The port of a server that was started with this command; what it says goes to `log`, or the terminal.
 
     Raises:
@@ -35,7 +38,7 @@ def started_server(command: Sequence[str], log: IO[bytes] | None = None) -> Iter
     except OSError as error:
         raise ConfigError(f"{command[0]} cannot be started ({error.strerror}): check the command") from None
     try:
-        _wait_until_ready(process, port)
+        _wait_until_ready(process, port, timeout_s)
         yield port
     finally:
         process.terminate()
@@ -54,8 +57,8 @@ def flag(name: str, value: object) -> str:
     return f"--{word}={value}"
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], port: int) -> None:
-    give_up_at = time.monotonic() + _START_TIMEOUT_S
+def _wait_until_ready(process: subprocess.Popen[bytes], port: int, timeout_s: float) -> None:
+    give_up_at = time.monotonic() + timeout_s
     while time.monotonic() < give_up_at:
         if process.poll() is not None:
             raise ConfigError("the server did not start: what it said stands above")
@@ -63,5 +66,5 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int) -> None:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5):
                 return
         except (urllib.error.URLError, OSError):
-            time.sleep(0.1)
-    raise ConfigError(f"the server was not ready within {_START_TIMEOUT_S:.0f} s")
+            time.sleep(_LOOK_S)
+    raise ConfigError(f"the server was not ready within {timeout_s:.0f} s")

@@ -170,6 +170,11 @@ class AsyncEngineClient:
         return self._cores[0].process.incarnation
 
     @property
+    def incarnations(self) -> Sequence[str]:
+        """The same of each core: its K/V is known by it."""
+        return [core.process.incarnation for core in self._cores]
+
+    @property
     def running_cores(self) -> list[RunningCore]:
         """The cores, as other API processes are told of them."""
         return [
@@ -211,6 +216,8 @@ class AsyncEngineClient:
         ids = (f"{asked.request_id[:_ID_CHARS]}#{self._seat.mark}{serial}" for serial in self._serial)
         try:
             ranks: dict[int, int] = {}
+            if asked.transfer is not None and asked.transfer.told:  # other engines know this core's K/V, not another's
+                ranks[0] = self.incarnations.index(asked.transfer.told)
             for message, index, so_far in asked.messages(ids, self._tokenizer.eos_token_ids):
                 if index:  # to send one copies a whole prompt: other requests must not wait for all of a thousand
                     await asyncio.sleep(0)

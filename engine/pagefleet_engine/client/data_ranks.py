@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
-from pagefleet_kv.config import KVTransferConfig
+from pagefleet_kv.config import KvEventsConfig, KVTransferConfig
 from pagefleet_protocol.load_progress import LoadPhase, LoadProgress
 
 from pagefleet_engine.client.balance import RankRoom
@@ -19,6 +19,7 @@ from pagefleet_engine.cores import usable_cores
 from pagefleet_engine.engine_core.messages import CoreStats, Ready
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.gpu_size import visible_gpus
+from pagefleet_engine.rank_settings import events_port, transfer_of_rank
 from pagefleet_engine.ranks.together import make_together
 
 RANKS_PER_CORE = 8
@@ -51,10 +52,21 @@ def core_processes(
         CoreProcess(
             own,
             command,
-            replace(all_around, name=f"engine core {rank}", devices=devices[rank], data_rank=rank, together=together),
+            replace(
+                all_around,
+                kv_events=_events_of_rank(all_around.kv_events, rank),
+                name=f"engine core {rank}",
+                devices=devices[rank],
+                data_rank=rank,
+                together=together,
+            ),
         )
         for rank, own in enumerate(configs)
     ]
+
+
+def _events_of_rank(config: KvEventsConfig | None, rank: int) -> KvEventsConfig | None:
+    return config and replace(config, port=events_port(config.port, rank))
 
 
 def rank_configs(config: EngineConfig) -> list[EngineConfig]:
@@ -66,7 +78,7 @@ def rank_configs(config: EngineConfig) -> list[EngineConfig]:
         replace(
             config,
             model=_share_of_model(config.model, rank, count),
-            kv_transfer=_share_of_offload(config.kv_transfer, rank, count),
+            kv_transfer=_share_of_transfer(config.kv_transfer, rank, count, has_port=alone is None),
         )
         for rank in (range(count) if alone is None else [alone])
     ]
@@ -78,7 +90,9 @@ def _share_of_model(config: ModelConfig, rank: int, count: int) -> ModelConfig:
     return replace(config, num_threads=max(1, cpu_threads(config.num_threads) // count), seed=seed)
 
 
-def _share_of_offload(config: KVTransferConfig, rank: int, count: int) -> KVTransferConfig:
+def _share_of_transfer(config: KVTransferConfig, rank: int, count: int, *, has_port: bool) -> KVTransferConfig:
+    """A rank alone was given its own ports."""
+    config = transfer_of_rank(config, rank) if has_port else config
     if "offload" not in config.connectors:
         return config
     folder = config.kv_offload_dir

@@ -73,6 +73,7 @@ def _run(config: QuantizeConfig) -> str:
         actorder=config.actorder if algorithm == "gptq" else "none",
         dampening_frac=config.dampening_frac,
         ignore=config.ignore,
+        kv_cache_scheme=config.kv_cache_scheme,
     )
     recipe.check()
     if config.output.exists():

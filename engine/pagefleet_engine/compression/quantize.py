@@ -18,7 +18,7 @@ from pagefleet_engine.compression.calibration import Text, num_tokens
 from pagefleet_engine.compression.layer_rounding import LayerRounding
 from pagefleet_engine.compression.recipe import Recipe
 from pagefleet_engine.compression.report import MatrixReport, Report, Tried
-from pagefleet_engine.compression.stages import Batch, Stages, in_batches, negative_log_likelihood
+from pagefleet_engine.compression.stages import KV_SCALES, Batch, LargestKV, Stages, in_batches, negative_log_likelihood
 from pagefleet_engine.compression.stored import stored_bytes
 from pagefleet_engine.compression.writer import REPORT, CheckpointWriter, new_folder, write_config, write_json
 from pagefleet_engine.config import DType
@@ -70,7 +70,7 @@ def quantize(folder: Path, recipe: Recipe, text: Text, output: Path, tell: Tell,
         report = Report(
             model=str(folder),
             recipe=recipe,
-            calibration_tokens=0 if recipe.algorithm == "rtn" else num_tokens(text.calibration),
+            calibration_tokens=num_tokens(text.calibration) if recipe.is_calibrated else 0,
             matrices=tuple(run.matrices),
             held_out=run.tried(),
             bytes_before=sum(file.path.stat().st_size for file in stages.files),
@@ -104,7 +104,7 @@ class Layers:
                 )
         self.quantization = recipe.quantization((_HEAD, *recipe.ignore))
         _shapes(stages, self.quantization)
-        self._stored = stages.stored_names()
+        self._stored = stages.stored_names(self.quantization)
         replaced = {self._stored[f"{name}.weight"] for name in self.names}
         found = {name: file for file in stages.files for name in file.names}
         self.untouched = frozenset(found.keys() - replaced)
@@ -135,8 +135,7 @@ class _Run:
 
     def __init__(self, layers: Layers, text: Text) -> None:
         self._layers = layers
-        is_calibrated = layers.recipe.algorithm != "rtn"
-        self._calibration = in_batches(text.calibration) if is_calibrated else []
+        self._calibration = in_batches(text.calibration) if layers.recipe.is_calibrated else []
         self._num_tokens = num_tokens(text.calibration)
         self._held_out = in_batches(text.held_out)
         self._entering = _tokens(self._calibration)
@@ -154,8 +153,9 @@ class _Run:
         rounding = LayerRounding(stages, layers.recipe, layer, tensors, names)
         observer = rounding.observer(self._num_tokens)
         plain = stages.build(layer, tensors, observer=observer)
+        largest = LargestKV()
         if self._calibration:
-            left = stages.run(plain, self._entering, self._calibration)
+            left = stages.run(plain, self._entering, self._calibration, largest=largest)
             observer.is_open = False
             rounding.find_folds(left[:1], self._entering[:1], self._calibration[:1])
             del left
@@ -166,13 +166,25 @@ class _Run:
         new, reports = rounding.round()
         self.matrices += reports
         self.changed |= layers.stored({name: tensor for name, tensor in new.items() if name in tensors}).keys()
-        quantized = stages.build(layer, {**tensors, **new}, layers.quantization)
+        new |= self._kv_scales(layer, largest)
+        quantized, kv_dtype = stages.build(layer, {**tensors, **new}, layers.quantization), layers.recipe.kv_dtype
         if self._calibration and not is_last:
-            self._entering = stages.run(quantized, self._entering, self._calibration)
-        self._after = stages.run(quantized, self._after, self._held_out)
+            self._entering = stages.run(quantized, self._entering, self._calibration, kv_dtype=kv_dtype)
+        self._after = stages.run(quantized, self._after, self._held_out, kv_dtype=kv_dtype)
         if is_last:
             self._likelihoods = before, negative_log_likelihood(quantized, self._after, self._held_out)
         return new
+
+    def _kv_scales(self, layer: int, largest: LargestKV) -> dict[str, Tensor]:
+        """Slots of the layer that the recipe fills, by our names; none unless it asks for them."""
+        k_scale, v_scale = largest.scales()
+        if not math.isfinite(k_scale + v_scale):
+            raise ConfigError(
+                f"keys or values of layer {layer} are no finite numbers under the calibration text: give --dtype "
+                "float32, or another text"
+            )
+        names = self._layers.stages.kv_scale_names(layer, self._layers.quantization)
+        return {name: torch.tensor([k_scale if name.endswith(KV_SCALES[0]) else v_scale]) for name in names}
 
     def tried(self) -> Tried:
         """Of the whole model."""

@@ -10,7 +10,7 @@ import torch
 from pagefleet_protocol.model_config.fields import ConfigFields
 
 from pagefleet_engine.compression.grid import Grid
-from pagefleet_engine.compression.settings import ActOrder, Algorithm, Scheme
+from pagefleet_engine.compression.settings import ActOrder, Algorithm, KVCacheScheme, Scheme
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.layers.quantization_scheme import Quantization
 from pagefleet_engine.models.quantization_config import read_quantization
@@ -34,6 +34,18 @@ class Recipe:
     """Of GPTQ: share of the mean of the Hessian's diagonal that is added to it."""
     ignore: tuple[str, ...] = ()
     """Layers that stay as they are besides the head: names, parts of names, or `re:` and an expression."""
+    kv_cache_scheme: KVCacheScheme = "none"
+    """What scales of keys and values are for."""
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Text has to go through the model."""
+        return self.algorithm != "rtn" or self.kv_cache_scheme != "none"
+
+    @property
+    def kv_dtype(self) -> torch.dtype | None:
+        """Of keys and values as they are to be served; None: the model's."""
+        return torch.float8_e4m3fn if self.kv_cache_scheme == "fp8" else None
 
     @property
     def is_packed(self) -> bool:
@@ -80,7 +92,7 @@ class Recipe:
             "format": form,
             "quantization_status": "compressed",
             "global_compression_ratio": None,
-            "kv_cache_scheme": None,
+            "kv_cache_scheme": _numbers("float") | {"strategy": "tensor"} if self.kv_dtype else None,
             "ignore": list(ignored),
             "config_groups": {"group_0": group},
         }

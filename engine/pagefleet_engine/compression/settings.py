@@ -13,6 +13,7 @@ from pagefleet_engine.config import DType
 Scheme = Literal["fp8", "fp8-block", "int8", "w4a16", "w4a16-asym", "w8a16"]
 Algorithm = Literal["rtn", "gptq", "awq"]
 ActOrder = Literal["none", "weight"]
+KVCacheScheme = Literal["none", "fp8"]
 
 _SCHEMES = {
     "FP8_DYNAMIC": "fp8",
@@ -46,6 +47,8 @@ class QuantizeConfig:
     """Order in which gptq rounds inputs. weight: the largest first; groups stay those of neighbours."""
     dampening_frac: Share = 0.01
     """Of gptq: share of the mean of the Hessian's diagonal that is added to it."""
+    kv_cache_scheme: KVCacheScheme = "none"
+    """fp8: write scales for keys and values too, which count where they are served with --kv-cache-dtype fp8."""
     calibration: Path | None = None
     """Text like that which the model will see: a file of lines, or .jsonl of objects with `text` or `messages`.
     Default: the description of Python's language."""

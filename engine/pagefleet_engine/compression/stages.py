@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from pagefleet_kernels.layout import KVLayout
 from torch import Tensor
 
-from pagefleet_engine.attention.backend import BatchGeometry
+from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep, BatchGeometry, Pages
 from pagefleet_engine.attention.torch_backend import TorchBackend
 from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.errors import ModelLoadError
@@ -33,6 +33,9 @@ from pagefleet_engine.models.model import Model, build_model
 _BLOCK_SIZE = 16
 _BATCH_TOKENS = 2048
 _LOGIT_ROWS = 256
+_LARGEST = torch.finfo(torch.float8_e4m3fn).max
+KV_SCALES = (".k_scale", ".v_scale")
+"""How their names end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +120,17 @@ class Stages:
         model = build_model(self.arch, self.placement(None, quantization))
         return {name: place.shape for name, place in weight_map(model.weights()).items()}
 
-    def stored_names(self) -> dict[str, str]:
-        """The checkpoint's names of the model's tensors, by ours."""
+    def stored_names(self, quantization: Quantization | None = None) -> dict[str, str]:
+        """The checkpoint's names of the model's tensors, by ours; and those of scales of keys and values."""
         stored, ours = {name for file in self.files for name in file.names}, self.shapes()
         layout = layout_of(stored, ours)
-        return {name: layout.stored_name(name) for name in ours}
+        scales = [name for name in self.shapes(quantization) if name.endswith(KV_SCALES)]
+        return {name: layout.stored_name(name) for name in (*ours, *scales)}
+
+    def kv_scale_names(self, layer: int, quantization: Quantization) -> list[str]:
+        """Of a layer's scales of keys and values, by our names; none where it is not quantized so."""
+        model = build_model(self.arch, self.placement(layer, quantization))
+        return [name for name in weight_map(model.weights()) if name.endswith(KV_SCALES)]
 
     def read(self, layer: int) -> dict[str, Tensor]:
         """The layer's tensors by our names, in the checkpoint's type.
@@ -162,16 +171,70 @@ class Stages:
             destination.weight.fill(destination.part, tensors[name])
         return model
 
-    def run(self, model: Model, entering: Sequence[Tensor], batches: Sequence[Batch]) -> list[Tensor]:
-        """What a layer makes of what entered it, batch by batch: of tokens, or of hidden states [T, D]."""
+    def run(
+        self,
+        model: Model,
+        entering: Sequence[Tensor],
+        batches: Sequence[Batch],
+        *,
+        kv_dtype: torch.dtype | None = None,
+        largest: LargestKV | None = None,
+    ) -> list[Tensor]:
+        """What a layer makes of what entered it, batch by batch: of tokens, or of hidden states [T, D].
+
+        `kv_dtype`: of what is kept of tokens, None: the model's. `largest`: who looks at it.
+        """
         kv, groups = model.arch.kv, group_layers(model.arch.windows, chunked=model.arch.chunked)
         num_blocks = max(batch.num_blocks for batch in batches)
         layout = KVLayout(num_blocks, groups.layers_per_block, kv.heads, _BLOCK_SIZE, kv.dim, vectors=kv.vectors)
-        backend = TorchBackend(torch.zeros(layout.shape, dtype=self._place.dtype), layout, groups)
-        return [
-            model.forward(tensor.clone(), batch.positions(), backend.begin(batch.geometry()))
-            for tensor, batch in zip(entering, batches, strict=True)
-        ]
+        backend = TorchBackend(torch.zeros(layout.shape, dtype=kv_dtype or self._place.dtype), layout, groups)
+        left = []
+        for tensor, batch in zip(entering, batches, strict=True):
+            step: AttentionStep = backend.begin(batch.geometry())
+            if largest is not None:
+                step = _WatchedStep(step, largest)
+            left.append(model.forward(tensor.clone(), batch.positions(), step))
+        return left
+
+
+@dataclass(slots=True)
+class LargestKV:
+    """The largest key and the largest value of a layer that were seen; the sign does not count."""
+
+    k: float = 0.0
+    v: float = 0.0
+
+    def scales(self) -> tuple[float, float]:
+        """By which all that was seen fits e4m3; of latents there are no values, and their scale counts for nothing."""
+        k, v = (one / _LARGEST if one > 0.0 else 1.0 for one in (self.k, self.v))
+        return k, v
+
+
+class _WatchedStep:
+    """Implements `AttentionStep`."""
+
+    def __init__(self, step: AttentionStep, largest: LargestKV) -> None:
+        self._step, self._largest = step, largest
+
+    def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor | None) -> None:
+        """See AttentionStep."""
+        self._largest.k = max(self._largest.k, _largest_of(k_TKH))
+        if v_TKH is not None:
+            self._largest.v = max(self._largest.v, _largest_of(v_TKH))
+        self._step.write(spec, k_TKH, v_TKH)
+
+    def pages(self, spec: AttentionSpec) -> Pages:
+        """See AttentionStep."""
+        return self._step.pages(spec)
+
+    def attend(self, spec: AttentionSpec, q_TNH: Tensor) -> Tensor:
+        """See AttentionStep."""
+        return self._step.attend(spec, q_TNH)
+
+
+def _largest_of(numbers: Tensor) -> float:
+    """Infinite also where one is no number, which no comparison would keep."""
+    return float(numbers.abs().nan_to_num(nan=math.inf, posinf=math.inf).amax())
 
 
 def _whole(place: Placement, shape: tuple[int, ...], dtype: torch.dtype, take: Callable[[Tensor], None]) -> Weight:

@@ -32,6 +32,7 @@ from pagefleet_engine.executor.executor import CacheFacts
 from pagefleet_engine.executor.in_process import InProcessExecutor
 from pagefleet_engine.executor.machines import ThisMachine
 from pagefleet_engine.executor.processes import ProcessExecutor
+from pagefleet_engine.executor.rank_pages import kv_shards
 from pagefleet_engine.grammars.compiler import GrammarCompiler, GrammarLimits
 from pagefleet_engine.grammars.vocabulary import VocabularyFiles
 from pagefleet_engine.loader.memory import free_bytes
@@ -86,7 +87,7 @@ def build_core(
     kv_cache = _kv_cache(config, cache, cache_events)
     name = served_names(config.model.model, config.model.served_model_name)[0]
     model = LoadedModel(folder, arch, name, executor.dtype, executor.cache_dtype, executor.context_length)
-    connector, kv_transfer = _connect(config, executor, model, identity)
+    connector, kv_transfer = _connect(config, executor, model, identity, group)
     grammars = _grammars(config, folder, arch)
     scheduler = Scheduler(
         config.scheduler,
@@ -208,7 +209,11 @@ def _check_connectors(config: EngineConfig, identity: EngineIdentity) -> None:
 
 
 def _connect(
-    config: EngineConfig, executor: InProcessExecutor | ProcessExecutor, model: LoadedModel, identity: EngineIdentity
+    config: EngineConfig,
+    executor: InProcessExecutor | ProcessExecutor,
+    model: LoadedModel,
+    identity: EngineIdentity,
+    group: DataGroup | None,
 ) -> tuple[KVConnector | None, KvTransferFacts | None]:
     """Make the connector, and what routers are told of it.
 
@@ -219,7 +224,9 @@ def _connect(
         return None, None
     cache, shape = executor.cache, kv_shape(config, model, executor.cache.kv_groups)
     free = free_bytes(torch.device("cpu"))
-    side = EngineSide(identity, shape, executor.pages, cache.num_blocks, free)
+    shards = kv_shards(model.arch, config.parallel, cache.kv_groups)
+    has_collectives = group is not None or not config.parallel.is_alone
+    side = EngineSide(identity, shape, executor.pages, cache.num_blocks, free, shards, has_collectives)
     try:
         built = build_connector(config.kv_transfer, side)
     except KVConfigError as error:

@@ -24,8 +24,9 @@ from pagefleet_kv.events.publisher import KvEventPublisher
 from pagefleet_kv.port import EngineIdentity
 from pagefleet_protocol.settings.log import set_up_logging
 
-from pagefleet_engine.config import EngineConfig
+from pagefleet_engine.config import EngineConfig, cpu_threads
 from pagefleet_engine.core.cache_events import CacheEvents
+from pagefleet_engine.cores import binding_threads
 from pagefleet_engine.cuda_context import open_ahead
 from pagefleet_engine.engine_core.askers import Askers
 from pagefleet_engine.engine_core.engine_core import EngineCore
@@ -49,6 +50,7 @@ from pagefleet_engine.engine_core.progress import ProgressWriter
 from pagefleet_engine.engine_core.transport import BadMessage, CoreSocket, decode_to_core, socket_address
 from pagefleet_engine.engine_core.wire import refusal
 from pagefleet_engine.errors import ConfigError, EngineDead, InvalidRequest, ModelLoadError, ProfileRefused
+from pagefleet_engine.gpu_size import visible_gpus
 from pagefleet_engine.ranks.together import TogetherHandles
 from pagefleet_engine.startup import StartupTimes
 
@@ -335,11 +337,19 @@ def _import_and_build(
 ) -> tuple[EngineCore, Ready]:
     if start.config.parallel.is_alone:
         open_ahead(start.config.model.device)
-    with times.importing():
+    with times.importing(), binding_threads(_threads_to_bind(start.config)):
         from pagefleet_engine.engine_core.build import build_core  # noqa: PLC0415 torch is slow: the parent is watched
 
     identity = EngineIdentity(start.incarnation, start.fleet_key_file)
     return build_core(start.config, times, cache_events, identity, start.together, start.data_rank)
+
+
+def _threads_to_bind(config: EngineConfig) -> int:
+    """Those of a model that is computed on a CPU in this process; 0: it is computed elsewhere."""
+    device = config.model.device
+    if not config.parallel.is_alone or device == "cuda" or (device == "auto" and visible_gpus()):
+        return 0
+    return cpu_threads(config.model.num_threads)
 
 
 if __name__ == "__main__":

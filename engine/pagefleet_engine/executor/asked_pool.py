@@ -15,10 +15,9 @@ import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pagefleet_kv.port import KVPages
+from pagefleet_kv.port import KVPages, KVShard
 
 from pagefleet_engine.errors import ConfigError
-from pagefleet_engine.executor.rank_pages import KVShard
 from pagefleet_engine.executor.ring import RingHandles, RingPair, RingReader, RingWriter
 from pagefleet_engine.worker.pool_memory import map_pool
 
@@ -102,8 +101,8 @@ class AskedPool:
         flat = np.frombuffer(memory, np.uint8, self._most * bytes_per_block)
         self._staging = flat.reshape(self._most, layers, shard.vectors, self.layer_bytes)
         # Of its own: who made the others closes them as soon as the ranks are over, when somebody may still wait.
-        own = RingPair(_duplicated(handles.there), _duplicated(handles.back))
-        weakref.finalize(self, _close, own.fds)
+        own = duplicated(handles)
+        weakref.finalize(self, close_all, own.fds)
         self._asked = RingWriter(own.there)
         self._answers = RingReader(own.back)
         self._is_over = is_over
@@ -142,13 +141,17 @@ def staging_blocks(bytes_per_block: int) -> int:
     return max(1, STAGING_BYTES // bytes_per_block)
 
 
-def _duplicated(handles: RingHandles) -> RingHandles:
-    return RingHandles(
-        os.dup(handles.memory), handles.num_bytes, [*map(os.dup, handles.frames)], [*map(os.dup, handles.room)]
-    )
+def duplicated(handles: RingPair) -> RingPair:
+    """Return descriptors of the same rings that are the caller's to close."""
+
+    def ring(one: RingHandles) -> RingHandles:
+        return RingHandles(os.dup(one.memory), one.num_bytes, [*map(os.dup, one.frames)], [*map(os.dup, one.room)])
+
+    return RingPair(ring(handles.there), ring(handles.back))
 
 
-def _close(fds: Sequence[int]) -> None:
+def close_all(fds: Sequence[int]) -> None:
+    """Close descriptors."""
     for fd in fds:
         os.close(fd)
 

@@ -25,8 +25,10 @@ class HangWatch:
     A look that comes late says nothing about the ranks: this process was stopped itself, maybe with all of them. Who
     waits for others does not hang, and who computes may take long. But ranks that divide layers among them compute the
     same for as long; and one that neither waits nor computes will never come out of its step. The stages of a pipeline
-    are steps apart: of ranks that say how long a layer may take, one that computes longer hangs; else, where all of
-    them seem to be at work, the first of those that are least far, after long.
+    are steps apart: of ranks that say how long a layer may take, one that computes longer hangs. So does one whose GPU
+    has all that a step needs, from its host and the stage before, and takes longer than it says; of several the one
+    that is least far, as the others may wait for it, and none while a later stage may not take what it sends. Else,
+    where all of them seem to be at work, the first of those that are least far hangs, after long.
 
     Args:
         abreast: how many neighbours divide layers among them.
@@ -44,6 +46,8 @@ class HangWatch:
         """Of ranks with a step to do that others have done: how far each is, and since when."""
         self._busy: dict[int, tuple[_Place, float]] = {}
         """Of ranks that compute: how far each is, and what it had burnt by then."""
+        self._on_device: dict[int, tuple[int, float]] = {}
+        """Of ranks that look at a device with a step: how many it has computed, and since when."""
 
     def is_due(self, now: float) -> bool:
         """Whether it is time for the next look."""
@@ -53,13 +57,34 @@ class HangWatch:
         """Return a rank that hangs and how that shows, if there is one."""
         if now - self._looked_at >= _LATE_S:
             self._watched_since = now
-            self._behind = {}
+            self._behind, self._on_device = {}, {}
         self._looked_at = now
+        late = [(sign.finished, rank) for rank, sign in enumerate(signs) if self._device_hangs(rank, sign, signs, now)]
         for rank, sign in enumerate(signs):
             first = rank - rank % self._abreast
             if (how := self._judge(rank, sign, signs[first : first + self._abreast], len(signs), now)) is not None:
                 return rank, how
+        if late:
+            _, rank = min(late)
+            return rank, f"did not come out of a step for {now - self._on_device[rank][1]:.0f} s"
         return None
+
+    def _device_hangs(self, rank: int, sign: Signs, signs: Sequence[Signs], now: float) -> bool:
+        """Whether a rank's GPU has had one step for longer than it takes; seen from the first look that finds it so."""
+        first = rank - rank % self._abreast
+        has_input = all(one.finished > sign.finished for one in signs[max(0, first - self._abreast) : first])
+        has_outlet = not any(_may_block(one, sign, now) for one in signs[first + self._abreast :])
+        # Between two looks at the device a rank computes for a moment; one that computes for longer is not looking.
+        looks = sign.awaits is Awaited.EXECUTOR or now - sign.awaits_since < LOOK_S
+        has_step = sign.device_patience_s is not None and sign.finished < sign.launched
+        if not (has_step and has_input and has_outlet and looks):
+            self._on_device.pop(rank, None)
+            return False
+        finished, since = self._on_device.get(rank, (-1, now))
+        if finished != sign.finished:
+            since = now
+        self._on_device[rank] = (sign.finished, since)
+        return now - since > max(HANG_S, sign.device_patience_s or 0.0)
 
     def _judge(self, rank: int, sign: Signs, stage: Sequence[Signs], size: int, now: float) -> str | None:
         if (silent := self._seconds(sign.stamped_at, now)) > HANG_S:
@@ -74,7 +99,8 @@ class HangWatch:
             return None
         if before != place:
             since = now
-        if now - since > (HANG_S if is_left_behind else max(STAGE_HANG_S, sign.patience_s or 0.0)):
+        longest = max(STAGE_HANG_S, sign.patience_s or 0.0, sign.device_patience_s or 0.0)
+        if now - since > (HANG_S if is_left_behind else longest):
             return f"did not come out of a step for {now - since:.0f} s"
         self._behind[rank] = (place, since)
         return None
@@ -102,6 +128,13 @@ class HangWatch:
         if sign.patience_s is None or busy_s <= max(HANG_S, sign.patience_s):
             return False
         return sign.burnt_s - burnt > _BUSY_SHARE * busy_s
+
+
+def _may_block(later: Signs, sign: Signs, now: float) -> bool:
+    """Whether a rank of a later stage may not take what a device sends: its host computes, which receives only then,
+    or nobody knows how long it takes for the step before."""
+    is_busy = later.awaits is Awaited.NOBODY and now - later.awaits_since > LOOK_S
+    return later.finished <= sign.finished and (is_busy or later.device_patience_s is None)
 
 
 def _place(sign: Signs) -> _Place:

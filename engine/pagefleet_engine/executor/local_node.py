@@ -12,15 +12,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
+from pagefleet_kv.p2p.planes.device.opening import PlaneDevice
+from pagefleet_kv.port import KVShard
 
 from pagefleet_engine.config import EngineConfig, cpu_threads
 from pagefleet_engine.cores import CoreShare, allowed_cores, share_cores
 from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.executor.asked_planes import AskedDevice
 from pagefleet_engine.executor.asked_pool import AskedPool
 from pagefleet_engine.executor.local_rank import LocalRank
 from pagefleet_engine.executor.messages import Loaded, RankStart, Reply, decode_reply
 from pagefleet_engine.executor.rank_memory import RankMemory
-from pagefleet_engine.executor.rank_pages import KVShard, MappedPool, RankPool, wait_for_steps
+from pagefleet_engine.executor.rank_pages import MappedPool, RankPool, StepFence, wait_for_steps
 from pagefleet_engine.executor.ring import Buffer, RingWriter
 from pagefleet_engine.executor.vital_signs import RankProgress, Signs, VitalSigns
 from pagefleet_engine.ranks.network import interface_of
@@ -107,6 +110,7 @@ class LocalNode:
                 address=self._address,
                 pool=memory.pool(place),
                 copies=memory.copies(place),
+                planes=memory.planes(place),
             )
             environment = {} if on_cpu else {"CUDA_VISIBLE_DEVICES": _visible_devices()[place], **self._network()}
             try:
@@ -172,6 +176,10 @@ class LocalNode:
             else:
                 found.append((shard, AskedPool(told.bytes_per_block, shard, memory, rings, is_over)))
         return found
+
+    def devices(self, fence: StepFence, is_over: Callable[[], bool]) -> Sequence[PlaneDevice]:
+        """See RankNode."""
+        return [AskedDevice(rings, fence, is_over) for rings in self._memory.plane_rings]
 
     def wait_for_steps(self, num_steps: int, is_over: Callable[[], bool]) -> None:
         """See RankNode."""

@@ -83,11 +83,14 @@ class RankStart(msgspec.Struct, frozen=True):
     the pool."""
     copies: RingPair | None
     """Rings by which it is asked to copy blocks, where its pool is on a GPU and others reach it."""
+    planes: RingPair | None
+    """Rings by which it is asked to open planes of connectors on its GPU; None: nobody does."""
 
     @property
     def fds(self) -> tuple[int, ...]:
         """All descriptors that the process inherits."""
-        rings = (*self.commands.fds, *self.replies.fds, *(() if self.copies is None else self.copies.fds))
+        pairs = [pair for pair in (self.copies, self.planes) if pair is not None]
+        rings = (*self.commands.fds, *self.replies.fds, *(fd for pair in pairs for fd in pair.fds))
         pool = () if self.pool < 0 else (self.pool,)
         copies = () if self.copy_shares is None else self.copy_shares.fds
         return (self.sentinel, self.signs, self.store, *rings, *pool, *self.shared.fds, *copies)

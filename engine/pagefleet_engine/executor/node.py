@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
+from pagefleet_kv.p2p.planes.device.opening import PlaneDevice
+from pagefleet_kv.port import KVShard
+
 from pagefleet_engine.executor.messages import Loaded, Reply
-from pagefleet_engine.executor.rank_pages import KVShard, RankPool
+from pagefleet_engine.executor.rank_pages import RankPool, StepFence
 from pagefleet_engine.executor.ring import Buffer
 from pagefleet_engine.executor.vital_signs import RankProgress, Signs
 
@@ -57,6 +60,15 @@ class RankNode(Protocol):
         Args:
             shards: what each rank of the engine holds.
             loaded: what each told of its pool, which it has made.
+            is_over: whether the ranks are gone.
+        """
+        ...
+
+    def devices(self, fence: StepFence, is_over: Callable[[], bool]) -> Sequence[PlaneDevice]:
+        """Return the devices of the ranks, on which a connector may open planes; none: there are no such.
+
+        Args:
+            fence: tells which steps are to be over.
             is_over: whether the ranks are gone.
         """
         ...

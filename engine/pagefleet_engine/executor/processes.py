@@ -143,7 +143,8 @@ class ProcessExecutor:
         if config.kv_transfer.connectors:
             shards = kv_shards(arch, config.parallel, groups)
             pools = [pool for node in self._nodes for pool in node.pools(shards, self._loaded, self._is_over)]
-            self._pages = RankPages(pools, self._fence)
+            devices = [device for node in self._nodes for device in node.devices(self._fence, self._is_over)]
+            self._pages = RankPages(pools, self._fence, devices)
         self.cache = CacheFacts(first.num_blocks, first.block_size, first.bytes_per_block, groups)
         """See Executor."""
 

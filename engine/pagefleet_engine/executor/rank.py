@@ -10,10 +10,14 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+from pagefleet_kv.p2p.planes.device.copies import DevicePool
+
 # torch.distributed has it too, but its types do not say so.
+from pagefleet_kv.p2p.planes.local_device import CARRIERS, LocalDevice
 from torch._C._distributed_c10d import PrefixStore
 
 from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.executor.asked_planes import PlaneServer
 from pagefleet_engine.executor.asked_pool import CopyServer
 from pagefleet_engine.executor.messages import Loaded, RankStart, digest
 from pagefleet_engine.executor.rank_loop import PATIENCE_S, BuiltRank
@@ -53,6 +57,8 @@ def build_rank(start: RankStart, times: StartupTimes, signs: OwnSigns) -> BuiltR
     worker = Worker(config, folder, read_arch(folder, config.model.hf_overrides), times, communicators, start.pool)
     if start.copies is not None:
         CopyServer(worker.pages, start.pool, start.copies, pinned=True)
+    if start.planes is not None and isinstance(worker.pages, DevicePool):
+        PlaneServer(LocalDevice(worker.pages, CARRIERS), start.planes, lambda: signs.num_finished)
     loaded = Loaded(
         digest(start.config),
         worker.max_in_flight,

@@ -27,7 +27,7 @@ from pagefleet_engine.executor.messages import (
     decode_command,
     encode,
 )
-from pagefleet_engine.executor.pace import Pace
+from pagefleet_engine.executor.pace import DevicePace, Pace
 from pagefleet_engine.executor.ring import RingReader, RingWriter
 from pagefleet_engine.executor.trace import ThreadTrace
 from pagefleet_engine.executor.vital_signs import Awaited, OwnSigns
@@ -52,6 +52,9 @@ class RankWorker(Protocol):
 
     @property
     def expert_load(self) -> ExpertLoad | None: ...
+
+    @property
+    def steps_together(self) -> bool: ...
 
     def launch(self, plan: StepPlan) -> PendingStep: ...
 
@@ -103,9 +106,12 @@ class RankLoop:
         self._replies = replies
         self._signs = signs
         self._trace = trace
-        pace = Pace(signs)
-        pace.num_layers = worker.tell_of_layers(pace.layer)
+        pace = Pace(signs, worker.tell_of_layers)
         self._pace = pace if pace.num_layers else None
+        # Where steps are taken at a command, who gives it may be late, and the ranks of the stage wait for each other.
+        # Where copies of the model step together, what a step takes hangs on the prompts of others.
+        is_paced = self._pace is None and self._takes_unasked and not worker.steps_together
+        self._device_pace = DevicePace(signs) if is_paced else None
         self._idle = signs.awaiting(Awaited.EXECUTOR)
         self._steps: deque[_Step] = deque()
         self._newest: _Step | None = None
@@ -155,6 +161,7 @@ class RankLoop:
         self._steps.append(step)
         self._newest = step
         self._signs.launch()
+        self._tell_of_device()
         if plan.masked and self._tells and step.pending is not None:
             self._to_tell = step
             self._tell_computed()
@@ -173,6 +180,7 @@ class RankLoop:
             return
         try:
             step.pending.sample(masks)
+            self._tell_of_device()
         except Exception as error:  # as at a launch; where rows have no room on one rank, tokens of others are lost too
             step.pending = None
             self._tell_failure(step.plan, error)
@@ -190,9 +198,20 @@ class RankLoop:
         except Exception as error:  # as at a launch
             self._tell_failure(step.plan, error)
         finally:
+            if self._device_pace is not None:
+                self._device_pace.end()
             self._signs.finish()
+            self._tell_of_device()
         if result is not None and self._tells:
             self._reply(Taken(step.plan.step_id, result, self._worker.idle_seconds, self._worker.expert_load))
+
+    def _tell_of_device(self) -> None:
+        """Say how long the device may take for the oldest step, once it waits for nothing of the host."""
+        if self._device_pace is None or not self._steps:
+            return
+        step = self._steps[0]
+        if step.is_sampled and step.pending is not None:
+            self._device_pace.begin(step.plan.num_tokens)
 
     def _tell_traced(self, do: Callable[[], object]) -> None:
         try:

@@ -17,6 +17,7 @@ COMMAND_BYTES = 1 << 22
 """Of the ring to all ranks. A part of more than a fourth goes in pieces."""
 REPLY_BYTES = 1 << 20
 COPY_BYTES = 1 << 18
+PLANE_BYTES = 1 << 20
 CHANNEL_BYTES = 1 << 25
 """Of hidden states on their way to the next stage: some steps of a usual size, so that no stage waits for another that
 is at work. Larger ones go in pieces."""
@@ -36,6 +37,8 @@ class RankMemory:
     none."""
     copy_rings: Sequence[RingPair]
     """Of each rank, whose pool is on a GPU, where connectors are to reach it; else there are none."""
+    plane_rings: Sequence[RingPair]
+    """Of each rank that may open planes of connectors on its GPU; else there are none."""
 
     @classmethod
     def make(cls, ranks: range, config: EngineConfig, on_cpu: bool) -> RankMemory:
@@ -60,7 +63,11 @@ class RankMemory:
                 if not on_cpu:
                     copy_rings.append(make_ring_pair(COPY_BYTES))
                     made.extend(copy_rings[-1].fds)
-            return cls(commands, replies, signs, shared, pools, copy_rings)
+            plane_rings = []
+            for _ in () if on_cpu or not _may_open_planes(config) else ranks:
+                plane_rings.append(make_ring_pair(PLANE_BYTES))
+                made.extend(plane_rings[-1].fds)
+            return cls(commands, replies, signs, shared, pools, copy_rings, plane_rings)
 
     def fds(self, rank: int) -> tuple[int, ...]:
         """What a rank inherits."""
@@ -71,6 +78,7 @@ class RankMemory:
             *self.shared[rank].fds,
             *self.pools[rank : rank + 1],
             *(() if (copies := self.copies(rank)) is None else copies.fds),
+            *(() if (planes := self.planes(rank)) is None else planes.fds),
         )
 
     def pool(self, rank: int) -> int:
@@ -81,10 +89,20 @@ class RankMemory:
         """The rings by which a rank is asked to copy; None: nobody asks it."""
         return self.copy_rings[rank] if self.copy_rings else None
 
+    def planes(self, rank: int) -> RingPair | None:
+        """The rings by which a rank is asked for planes; None: nobody asks it."""
+        return self.plane_rings[rank] if self.plane_rings else None
+
     def close(self) -> None:
         """Close what this process has of it; call this once."""
         for fd in {fd for rank in range(len(self.replies)) for fd in self.fds(rank)}:
             os.close(fd)
+
+
+def _may_open_planes(config: EngineConfig) -> bool:
+    """Whether connectors may pass K/V from device to device: those of ranks on one machine."""
+    kv = config.kv_transfer
+    return "p2p" in kv.connectors and kv.kv_data_plane != "tcp" and not config.parallel.is_networked
 
 
 def _share(ranks: range, parallel: Parallelism, made: list[int]) -> list[RankShares]:

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pagefleet_kv.port import PagesCopy
+from pagefleet_kv.p2p.planes.device.opening import PlaneDevice
+from pagefleet_kv.port import KVShard, PagesCopy
 
 from pagefleet_engine.core.kv_groups import KVGroups, stage_slots
 from pagefleet_engine.layers.shard import own_heads
@@ -59,13 +59,23 @@ class StepFence:
         self._wait = wait
         self._max_in_flight = max_in_flight
 
+    @property
+    def steps_to_read(self) -> int:
+        """A rank that is done with so many has offered blocks as they will stay."""
+        return self.num_taken
+
+    @property
+    def steps_to_write(self) -> int:
+        """A rank that is done with so many writes no more to blocks that were given to loads."""
+        return min(self.num_launched, self.num_taken + self._max_in_flight - 1)
+
     def before_read(self) -> None:
         """Wait until blocks that were offered are as they will stay.
 
         Raises:
             OSError: the ranks are gone.
         """
-        self._wait(self.num_taken)
+        self._wait(self.steps_to_read)
 
     def before_write(self) -> None:
         """Wait until no step writes any more to blocks that were given to loads.
@@ -73,7 +83,7 @@ class StepFence:
         Raises:
             OSError: the ranks are gone.
         """
-        self._wait(min(self.num_launched, self.num_taken + self._max_in_flight - 1))
+        self._wait(self.steps_to_write)
 
 
 def wait_for_steps(num_finished: Callable[[], int], is_over: Callable[[], bool], num_steps: int) -> None:
@@ -86,17 +96,6 @@ def wait_for_steps(num_finished: Callable[[], int], is_over: Callable[[], bool],
         if is_over():
             raise OSError("the engine's ranks are gone")
         time.sleep(LOOK_S)
-
-
-@dataclass(frozen=True, slots=True)
-class KVShard:
-    """What one rank holds of each block."""
-
-    layers: range
-    """Its places for layers in a block of the model; see `stage_slots`."""
-    heads: range
-    vectors: int = 2
-    """See KVSpec."""
 
 
 def kv_shards(arch: ModelArch, parallel: Parallelism, groups: KVGroups) -> list[KVShard]:
@@ -169,11 +168,12 @@ class MappedPool:
 
 
 class RankPages:
-    """Implements `KVPages` over the pools of all ranks.
+    """Implements `KVPages` and `RankedPool` over the pools of all ranks.
 
     Args:
         pools: each with what its rank holds.
         fence: keeps copies apart from steps.
+        devices: of all ranks, where all have one on this machine; else none.
     """
 
     host = None
@@ -181,8 +181,12 @@ class RankPages:
     wants_pinned = False
     """See KVPages."""
 
-    def __init__(self, pools: Sequence[tuple[KVShard, RankPool]], fence: StepFence) -> None:
+    def __init__(
+        self, pools: Sequence[tuple[KVShard, RankPool]], fence: StepFence, devices: Sequence[PlaneDevice] = ()
+    ) -> None:
         self._fence = fence
+        self.devices = devices
+        """See RankedPool."""
         self._targets = pools
         first_of = {(shard.layers.start, shard.heads.start): (shard, pool) for shard, pool in reversed(pools)}
         self._sources = list(first_of.values())

@@ -17,6 +17,7 @@ from collections.abc import Callable
 import msgspec
 from pagefleet_protocol.settings.log import set_up_logging
 
+from pagefleet_engine.cores import binding_threads
 from pagefleet_engine.cuda_context import open_ahead
 from pagefleet_engine.errors import ConfigError, ModelLoadError
 from pagefleet_engine.executor.messages import RankStart, StartFailed, StartFault, encode
@@ -102,7 +103,7 @@ def main() -> int:
 
 def _import_and_build(start: RankStart, times: StartupTimes, signs: OwnSigns) -> BuiltRank:
     open_ahead(start.config.model.device)
-    with times.importing():
+    with times.importing(), binding_threads(start.num_threads if start.cores else 0):
         from pagefleet_engine.executor.rank import build_rank  # noqa: PLC0415 torch is slow: the parent is watched
 
     return build_rank(start, times, signs)

@@ -28,8 +28,10 @@ RankProgress = tuple[LoadPhase, int, int]
 """Of a rank that loads; see `startup.Tell`."""
 
 _PHASES: tuple[LoadPhase, ...] = get_args(LoadPhase)
-_WORDS = 11
-_STAMP, _WORKED, _AWAITS, _LAUNCHED, _FINISHED, _PHASE, _DONE, _TOTAL, _LAYERS, _PATIENCE, _BURNT = range(_WORDS)
+_WORDS = 12
+_STAMP, _WORKED, _AWAITS, _LAUNCHED, _FINISHED, _PHASE, _DONE, _TOTAL, _LAYERS, _PATIENCE, _BURNT, _DEVICE = range(
+    _WORDS
+)
 
 
 class Awaited(IntEnum):
@@ -62,6 +64,8 @@ class Signs(msgspec.Struct, frozen=True, array_like=True):
     """That one may take now; None: not known."""
     burnt_s: float = 0.0
     """Of processors' time, in all."""
+    device_patience_s: float | None = None
+    """That a GPU may take for the step that it has; None: not known, or it has none."""
 
     def moved(self, seconds: float) -> Self:
         """The same by another clock."""
@@ -113,9 +117,18 @@ class OwnSigns:
         """Count a step that touches nothing of the rank's K/V any more."""
         self._words[_FINISHED] += 1
 
+    @property
+    def num_finished(self) -> int:
+        """Steps that were counted by `finish`."""
+        return self._words[_FINISHED]
+
     def be_patient(self, seconds: float | None) -> None:
         """Say how long a layer of the step that begins may take; None: nobody knows."""
-        self._words[_PATIENCE] = 0 if seconds is None else 1 + int(seconds * 1e9)
+        self._words[_PATIENCE] = _patience_word(seconds)
+
+    def be_patient_with_device(self, seconds: float | None) -> None:
+        """Say how long the GPU may take for the step that it has; None: nobody knows, or it has none."""
+        self._words[_DEVICE] = _patience_word(seconds)
 
     def come_to_layer(self) -> float:
         """Count a layer that was computed; returns the seconds since the one before, or since others were met."""
@@ -140,6 +153,10 @@ class OwnSigns:
             self._awaited[threading.get_ident()] = whom
             # both for whom and since when in one word, so that nobody reads one alone
             self._words[_AWAITS] = time.monotonic_ns() & ~3 | min(self._awaited.values())
+
+
+def _patience_word(seconds: float | None) -> int:
+    return 0 if seconds is None else 1 + int(seconds * 1e9)
 
 
 def _has_children() -> bool:
@@ -182,7 +199,7 @@ class VitalSigns:
         words = self._words
         found = []
         for at in range(self._size):
-            awaits, patience = words[at, _AWAITS], words[at, _PATIENCE]
+            awaits, patience, device = words[at, _AWAITS], words[at, _PATIENCE], words[at, _DEVICE]
             found.append(
                 Signs(
                     words[at, _STAMP] / 1e9,
@@ -194,6 +211,7 @@ class VitalSigns:
                     words[at, _LAYERS],
                     patience / 1e9 if patience else None,
                     words[at, _BURNT] / 1e9,
+                    device / 1e9 if device else None,
                 )
             )
         return found

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from pagefleet_protocol.model_config.gguf_header import KINDS
 from torch import Tensor
 
 _SCALE_BYTES = 12
@@ -125,29 +126,12 @@ def _q6_k(blocks: Tensor) -> Parts:
     return Parts(codes_BN, _halves(blocks, 208) * scales_BG, None)
 
 
-F32 = BlockType("F32", 1, 4, torch.float32)
+_PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
+_SPLITS = {2: _q4_0, 3: _q4_1, 6: _q5_0, 7: _q5_1, 8: _q8_0, 12: _q4_k, 13: _q5_k, 14: _q6_k}
 
-BLOCK_TYPES = {
-    0: F32,
-    1: BlockType("F16", 1, 2, torch.float16),
-    2: BlockType("Q4_0", 32, 18, split=_q4_0),
-    3: BlockType("Q4_1", 32, 20, split=_q4_1),
-    6: BlockType("Q5_0", 32, 22, split=_q5_0),
-    7: BlockType("Q5_1", 32, 24, split=_q5_1),
-    8: BlockType("Q8_0", 32, 34, split=_q8_0),
-    12: BlockType("Q4_K", 256, 144, split=_q4_k),
-    13: BlockType("Q5_K", 256, 176, split=_q5_k),
-    14: BlockType("Q6_K", 256, 210, split=_q6_k),
-    30: BlockType("BF16", 1, 2, torch.bfloat16),
-}
+BLOCK_TYPES = {number: BlockType(*kind, _PLAIN.get(number), _SPLITS.get(number)) for number, kind in KINDS.items()}
 """By the number that a file has for each."""
 
-BY_NAME = {kind.name: kind for kind in BLOCK_TYPES.values()}
+F32 = BLOCK_TYPES[0]
 
-OTHER_TYPES = {
-    9: "Q8_1",
-    10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL",
-    21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M",
-    34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
-}  # fmt: skip
-"""That are not read."""
+BY_NAME = {kind.name: kind for kind in BLOCK_TYPES.values()}

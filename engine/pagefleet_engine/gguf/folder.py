@@ -15,16 +15,18 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from pagefleet_protocol.model_config.fields import ModelConfigError
+from pagefleet_protocol.model_config.gguf_config import hf_config
+from pagefleet_protocol.model_config.gguf_header import first_part, is_beside_a_model
 
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.gguf.blocks import F32
-from pagefleet_engine.gguf.config import hf_config
 from pagefleet_engine.gguf.file import GgufModel, read_gguf
 from pagefleet_engine.gguf.tokenizer import tokenizer_files
 
 _SUFFIX = ".gguf"
 _PART = re.compile(r"-(\d{5})-of-\d{5}$")
-_WRITING = 2
+_WRITING = 3
 """Counts up when what is written changes: folders of before are left alone."""
 _MOST_FACTORS = 1 << 16
 
@@ -39,7 +41,8 @@ def gguf_at(path: Path) -> Path | None:
         return path if path.suffix == _SUFFIX else None
     if not path.is_dir() or any(path.glob("*.safetensors")):
         return None
-    found = sorted(file for file in path.glob(f"*{_SUFFIX}") if _is_first(file))
+    files = [file for file in path.glob(f"*{_SUFFIX}") if not is_beside_a_model(file.name)]
+    found = sorted(file for file in files if file.name == first_part(file.name))
     if len(found) > 1:
         raise ModelLoadError(
             f"{path} has {len(found)} models in GGUF ({found[0].name}, {found[1].name}): name one of them"
@@ -93,19 +96,18 @@ def contents_of(model: GgufModel, *, with_tokenizer: bool) -> dict[str, str]:
     Raises:
         ModelLoadError: the model is of a kind that is not run, or lacks something.
     """
-    config = json.dumps(hf_config(model, _rope_factors(model)), indent=1)
+    try:
+        config = json.dumps(hf_config(model, _rope_factors(model)), indent=1)
+    except ModelConfigError as error:
+        raise ModelLoadError(str(error)) from None
     return {"config.json": config, **(tokenizer_files(model) if with_tokenizer else {})}
 
 
-def _is_first(file: Path) -> bool:
-    part = _PART.search(file.stem)
-    return part is None or int(part[1]) == 1
-
-
-def _rope_factors(model: GgufModel) -> np.ndarray[tuple[int], np.dtype[np.float32]] | None:
+def _rope_factors(model: GgufModel) -> list[float] | None:
     tensor = model.tensors.get("rope_freqs.weight")
     if tensor is None:
         return None
     if tensor.type is not F32 or len(tensor.shape) != 1 or tensor.shape[0] > _MOST_FACTORS:
         raise ModelLoadError(f"{tensor.path}: rope_freqs.weight is no list of numbers: download the file again")
-    return np.fromfile(tensor.path, np.float32, tensor.shape[0], offset=tensor.start)
+    factors: list[float] = np.fromfile(tensor.path, np.float32, tensor.shape[0], offset=tensor.start).tolist()
+    return factors

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from pagefleet_engine.errors import ModelLoadError
@@ -99,8 +98,8 @@ class _Said:
         self.tokens = self._texts("tokens")
         types = self._metadata.get("tokenizer.ggml.token_type")
         if types is None:
-            types = np.full(len(self.tokens), _NORMAL)
-        if not isinstance(types, np.ndarray) or len(types) != len(self.tokens) or not self.tokens:
+            types = memoryview(bytes([_NORMAL]) * len(self.tokens))
+        if not isinstance(types, memoryview) or len(types) != len(self.tokens) or not self.tokens:
             raise self.refusal(f"it has {len(self.tokens)} tokens, and no list of as many types")
         self.types: list[int] = types.tolist()
         self.ids = {token: number for number, token in enumerate(self.tokens)}
@@ -121,7 +120,7 @@ class _Said:
 
     def scores(self) -> Sequence[float]:
         scores = self._metadata.get("tokenizer.ggml.scores")
-        if not isinstance(scores, np.ndarray) or len(scores) != len(self.tokens):
+        if not isinstance(scores, memoryview) or len(scores) != len(self.tokens):
             raise self.refusal("its tokens have no scores")
         return cast("list[float]", scores.tolist())
 

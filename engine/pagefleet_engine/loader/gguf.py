@@ -11,14 +11,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from pagefleet_kernels.native.attention import DTYPES
+from pagefleet_kernels.native.blocks import KINDS, decode_blocks
+from pagefleet_kernels.native.library import Library
+from pagefleet_protocol.model_config.fields import ModelConfigError
+from pagefleet_protocol.model_config.gguf_config import head_dim, model_kind, num_experts
+from pagefleet_protocol.model_config.gguf_names import OurTensor, our_tensors
 from torch import Tensor
 
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.gguf.blocks import BY_NAME, BlockType
-from pagefleet_engine.gguf.config import head_dim, model_kind
 from pagefleet_engine.gguf.file import GgufTensor, read_gguf
 from pagefleet_engine.gguf.folder import gguf_at
-from pagefleet_engine.gguf.names import OurTensor, our_tensors
 from pagefleet_engine.loader.checkpoint import StoredForm
 from pagefleet_engine.loader.readers import Encoding, Stored
 
@@ -37,13 +41,15 @@ class _Held(NamedTuple):
 class GgufSource:
     """One file; a `TensorSource`."""
 
-    def __init__(self, path: Path, held: dict[str, _Held], head_dim: int, raw: Collection[str]) -> None:
+    def __init__(
+        self, path: Path, held: dict[str, _Held], head_dim: int, raw: Collection[str], native: Library | None
+    ) -> None:
         self.path = path
         """See TensorSource."""
         self._held = held
         self.names = list(held)
         """See TensorSource."""
-        self._head_dim, self._raw = head_dim, raw
+        self._head_dim, self._raw, self._native = head_dim, raw, native
 
     @contextmanager
     def opened(self) -> Iterator[int]:
@@ -66,7 +72,7 @@ class GgufSource:
     def form(self, name: str) -> StoredForm:
         """See TensorSource."""
         tensor, ours = self._held[name]
-        stored = torch.uint8 if name in self._raw else _stored(tensor.type, less_one=ours.unit_more)
+        stored = torch.uint8 if name in self._raw else _stored(tensor.type, ours.unit_more, self._native)
         return StoredForm(stored, self._head_dim if ours.in_turns else None)
 
     def offset(self, name: str) -> int:
@@ -76,10 +82,11 @@ class GgufSource:
         return tensor.start + before // tensor.type.numbers * tensor.type.num_bytes
 
 
-def gguf_sources(folder: Path, raw: Collection[str] = ()) -> list[GgufSource]:
+def gguf_sources(folder: Path, raw: Collection[str] = (), native: Library | None = None) -> list[GgufSource]:
     """The GGUF files of a model's folder; none where it has other weights.
 
-    `raw`: our names of tensors whose bytes are wanted as they are.
+    `raw`: our names of tensors whose bytes are wanted as they are. `native`: who decodes the others' blocks in this
+    machine's memory; None: torch does.
 
     Raises:
         ModelLoadError: a file is damaged, or holds what no model of its kind has.
@@ -88,27 +95,33 @@ def gguf_sources(folder: Path, raw: Collection[str] = ()) -> list[GgufSource]:
     if first is None:
         return []
     model = read_gguf(Path(os.readlink(first)) if first.is_symlink() else first)
-    kind, own_head_dim = model_kind(model), head_dim(model)
+    try:
+        kind, own_head_dim, experts = model_kind(model), head_dim(model), num_experts(model)
+    except ModelConfigError as error:
+        raise ModelLoadError(str(error)) from None
     held: dict[Path, dict[str, _Held]] = {path: {} for path in model.files}
     for name, tensor in model.tensors.items():
-        ours = our_tensors(kind, name, tensor.shape)
+        ours = our_tensors(kind, name, experts)
         if ours is None:
             raise ModelLoadError(
-                f"{tensor.path}: no place in a model of the kind {kind} for {name[:80]}: give another file"
+                f"{tensor.path}: no place in a model of the kind {kind} for {name[:80]!a}: give another file"
             )
         if any(one.in_turns for one in ours) and tensor.shape[0] % own_head_dim:
             raise ModelLoadError(
-                f"{tensor.path}: {name} has {tensor.shape[0]} rows, heads have {own_head_dim}: convert anew"
+                f"{tensor.path}: {name[:80]!a} has {tensor.shape[0]} rows, heads have {own_head_dim}: convert anew"
             )
         held[tensor.path] |= {one.name: _Held(tensor, one) for one in ours}
-    return [GgufSource(path, tensors, own_head_dim, raw) for path, tensors in held.items() if tensors]
+    return [GgufSource(path, tensors, own_head_dim, raw, native) for path, tensors in held.items() if tensors]
 
 
-def _stored(kind: BlockType, *, less_one: bool) -> Stored:
+def _stored(kind: BlockType, less_one: bool, native: Library | None) -> Stored:
     if kind.plain is not None and not less_one:
         return kind.plain
-    return Encoding(kind.numbers, kind.num_bytes, partial(_less_one, kind) if less_one else kind.decode)
+    return Encoding(kind.numbers, kind.num_bytes, partial(_decode, kind, less_one, native))
 
 
-def _less_one(kind: BlockType, blocks: Tensor) -> Tensor:
-    return kind.decode(blocks).sub_(1.0)
+def _decode(kind: BlockType, less_one: bool, native: Library | None, blocks: Tensor, dtype: torch.dtype) -> Tensor:
+    if native is not None and kind.name in KINDS and dtype in DTYPES and not less_one:
+        return decode_blocks(native, KINDS[kind.name], blocks, dtype)
+    values = kind.decode(blocks)
+    return values.sub_(1.0) if less_one else values

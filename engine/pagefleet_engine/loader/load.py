@@ -111,7 +111,9 @@ def load_model(
         if isinstance(form, OwnShard):
             destinations = kept_alone(destinations)
         with _files(folder, form) as files:
-            fill_from_safetensors(folder, destinations, arch.tie_word_embeddings, count, names, Reading(files))
+            fill_from_safetensors(
+                folder, destinations, arch.tie_word_embeddings, count, names, Reading(files, native=placement.native)
+            )
     return model
 
 

@@ -43,8 +43,8 @@ class Encoding:
     """Of a block: rows are of whole blocks."""
     num_bytes: int
     """Of a block."""
-    decode: Callable[[Tensor], Tensor]
-    """uint8 [blocks, num_bytes] to float32 [blocks, numbers]."""
+    decode: Callable[[Tensor, torch.dtype], Tensor]
+    """uint8 [blocks, num_bytes] to [blocks, numbers], of the type that is asked for or float32."""
 
 
 Stored = torch.dtype | Encoding
@@ -225,7 +225,8 @@ def _convert(source: Tensor, stored: Stored, room: Tensor) -> None:
     at_once = max(1, _DECODED_AT_ONCE // math.prod(room.shape[1:]))
     for start in range(0, len(room), at_once):
         part = room[start : start + at_once]
-        part.copy_(stored.decode(source[start : start + at_once].reshape(-1, stored.num_bytes)).view(part.shape))
+        blocks = source[start : start + at_once].reshape(-1, stored.num_bytes)
+        part.copy_(stored.decode(blocks, room.dtype).view(part.shape))
 
 
 def read_into(file: Readable, offset: int, target: Tensor, stride: int | None = None) -> None:

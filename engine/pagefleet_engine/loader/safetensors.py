@@ -19,8 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from pagefleet_kernels.native.library import Library
 from torch import Tensor
 
+from pagefleet_engine.cores import staying_free
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.shard import Shard, shard_of
 from pagefleet_engine.layers.weight import Kept, Placement, UnusableTensorError, Weight, same_shape
@@ -117,6 +119,8 @@ class Reading:
     """None: the checkpoint in the folder."""
     reader: Reader | None = None
     """None: that of the device."""
+    native: Library | None = None
+    """Who decodes what lies in blocks; None: torch."""
 
 
 CHECKPOINT = Reading()
@@ -138,7 +142,7 @@ def fill_from_safetensors(
     files = reading.files
     if files is None:
         raw = {name for name, destination in destinations.items() if destination.weight.dtype == torch.uint8}
-        files = gguf_sources(folder, raw)
+        files = gguf_sources(folder, raw, reading.native)
     if not files:
         files = [TensorFile(path, wanted) for path, wanted in checkpoint_files(folder).items()]
     files = settled(files)
@@ -320,7 +324,7 @@ def transfer(
 def _send_for(tensor: StoredTensor, destination: Destination, reader: Reader, pool: ThreadPoolExecutor) -> _Arrival:
     room = reader.room(destination)
     pieces = [
-        pool.submit(reader.read, tensor.file, tensor.offset + start, tensor.numbers, piece, stride)
+        pool.submit(staying_free, reader.read, tensor.file, tensor.offset + start, tensor.numbers, piece, stride)
         for start, piece, stride in _pieces(destination.shards, tensor, room)
     ]
     return _Arrival(tensor.name, destination, pieces, tensor.num_bytes(room.numel()))

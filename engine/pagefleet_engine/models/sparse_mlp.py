@@ -12,19 +12,16 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from pagefleet_kernels.expert_gates import Gate
-from pagefleet_kernels.native.experts import takes_experts
-from pagefleet_kernels.native.library import Library
 from pagefleet_kernels.quantize import Activations
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep
 from pagefleet_engine.layers.moe.balanced import BalancedExperts
-from pagefleet_engine.layers.moe.exchange import own_experts
+from pagefleet_engine.layers.moe.exchange import OwnExperts, own_experts
 from pagefleet_engine.layers.moe.expert_slots import Stacked, bias_slot, expert_slots
 from pagefleet_engine.layers.moe.experts import Experts, HostExperts, over_scaled_inputs
 from pagefleet_engine.layers.moe.grouped_experts import GroupedExperts
-from pagefleet_engine.layers.moe.native_experts import NativeExperts
+from pagefleet_engine.layers.moe.native_experts import NativeExperts, native_experts
 from pagefleet_engine.layers.moe.routing import Routes, route
 from pagefleet_engine.layers.norm import Residual
 from pagefleet_engine.layers.quantization_scheme import Scheme
@@ -93,8 +90,8 @@ class SparseMLP:
         made: Experts
         if placement.use_kernels:
             made = GroupedExperts(share.num_slots, gate)
-        elif (library := _library(hidden, width.size, gate, traits, placement)) is not None:
-            made = NativeExperts(library, share.num_slots, hidden, width.size, gate, placement.dtype)
+        elif (native := _native_experts(arch, experts, width, share, traits, placement)) is not None:
+            made = native
         else:
             made = HostExperts(share.num_slots, hidden, width.size, gate, keeps=moves)
             stored = replace(placement, traceable=placement.traceable or moves)  # what is packed could not move
@@ -175,19 +172,17 @@ def _unit(traits: Traits, placement: Placement) -> int:
     return math.lcm(*(size for scheme in schemes if scheme is not None for size in scheme.block or ()))
 
 
-def _library(hidden: int, width: int, gate: Gate, traits: Traits, placement: Placement) -> Library | None:
-    """The compiled kernels, where they are for such experts."""
-    if (
-        placement.native is None
-        or placement.traceable
-        or not takes_experts(placement.native, placement.dtype, hidden, width, gate)
-    ):
-        return None
-    schemes = (_scheme(traits.experts.gate_up, 2, placement), _scheme(traits.experts.down, 1, placement))
-    return placement.native if schemes == (None, None) else None
+def _native_experts(
+    arch: ModelArch, experts: ExpertsArch, width: Shard, share: OwnExperts, traits: Traits, placement: Placement
+) -> NativeExperts | None:
+    """By compiled kernels, if they take the form of a rank's first expert: slots refuse others of another form."""
+    names, first = traits.experts, share.experts.ranges[0].start
+    schemes = _scheme(names.gate_up, 2, placement, first), _scheme(names.down, 1, placement, first)
+    gate = experts.gate or arch.activation
+    return native_experts(share.num_slots, arch.hidden_size, width, gate, schemes, placement)
 
 
-def _scheme(name: str | Stacked, num_parts: int, placement: Placement) -> Scheme | None:
+def _scheme(name: str | Stacked, num_parts: int, placement: Placement, expert: int = 0) -> Scheme | None:
     if isinstance(name, Stacked):
         return placement.within(name.name).scheme(1)
-    return placement.within(name.format(0)).scheme(num_parts)
+    return placement.within(name.format(expert)).scheme(num_parts)

@@ -15,10 +15,11 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 from pagefleet_kv.curve import CurveGate, SocketLimits, bind, dial_with, received
+from pagefleet_kv.port import KVShard
 from pagefleet_protocol.fleet_key import FleetKey
 
 from pagefleet_engine.errors import ConfigError
-from pagefleet_engine.executor.rank_pages import KVShard, RankPool, wait_for_steps
+from pagefleet_engine.executor.rank_pages import RankPool, wait_for_steps
 from pagefleet_engine.ranks.doorbell import Doorbell
 
 PART_BYTES = 4 * 2**20

@@ -17,13 +17,15 @@ from functools import partial
 import msgspec
 import zmq
 from pagefleet_kv.curve import FAILED_HANDSHAKES, CurveGate, SocketLimits, bind, received
+from pagefleet_kv.p2p.planes.device.opening import PlaneDevice
+from pagefleet_kv.port import KVShard
 from pagefleet_protocol.fleet_key import FleetKey
 from zmq.utils.monitor import parse_monitor_message
 
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.errors import AddressTaken, ConfigError
 from pagefleet_engine.executor.messages import Loaded, Reply, StartFailed, decode_reply
-from pagefleet_engine.executor.rank_pages import KVShard, RankPool
+from pagefleet_engine.executor.rank_pages import RankPool, StepFence
 from pagefleet_engine.executor.ring import Buffer
 from pagefleet_engine.executor.vital_signs import RankProgress, Signs
 from pagefleet_engine.nodes.agreement import refusal_of, unlike_model
@@ -143,6 +145,10 @@ class RemoteNode:
         lost = partial(self.lost, self.ranks[0], "can no longer be asked for its K/V: the connection to it was lost")
         self._pools = far = FarPools(self.address, self._pools_port, self._key, is_over, lost)
         return [(shards[one], far.of_rank(one, loaded[one].bytes_per_block, shards[one])) for one in self.ranks]
+
+    def devices(self, fence: StepFence, is_over: Callable[[], bool]) -> Sequence[PlaneDevice]:
+        """See RankNode: there are none, as who opens planes is on another machine."""
+        return ()
 
     def wait_for_steps(self, num_steps: int, is_over: Callable[[], bool]) -> None:
         """See RankNode."""

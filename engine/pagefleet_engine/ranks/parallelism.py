@@ -124,7 +124,7 @@ class Parallelism:
                 f"num_redundant_experts is {self.num_redundant_experts}, and experts stay where they are: give "
                 "enable_eplb, or leave it out"
             )
-        if self.enable_dbo and not (self.enable_expert_parallel and self.data_ranks > 1):
+        if self.enable_dbo and not self.shares_experts:
             raise ConfigError(
                 "enable_dbo computes while tokens travel to experts of other data ranks: give enable_expert_parallel "
                 "and data_parallel_size of copies behind one port, or leave enable_dbo out"
@@ -144,6 +144,11 @@ class Parallelism:
         """Copies of the model behind one port."""
         alone = self.data_parallel_multi_port_external_lb or self.data_parallel_rank is not None
         return 1 if alone else self.data_parallel_size
+
+    @property
+    def shares_experts(self) -> bool:
+        """Whether copies behind one port have each expert once among them."""
+        return self.enable_expert_parallel and self.data_ranks > 1
 
     @property
     def is_networked(self) -> bool:

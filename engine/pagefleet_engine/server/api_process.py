@@ -59,6 +59,7 @@ class ApiOpen(msgspec.Struct, frozen=True, tag="open"):
     cores: Sequence[RunningCore]
     facts: EngineFacts
     created: int
+    startup_seconds: dict[str, float]
 
 
 class ApiDrain(msgspec.Struct, frozen=True, tag="drain"):
@@ -131,7 +132,9 @@ async def _serve(start: ApiStart, lines: IO[bytes]) -> int:
         engine.join([core.ready for core in opened.cores])
         first.at_end(cores[0].ended)
         siblings = Siblings(Path(start.folder), seat.index, seat.num)
-        around = Around(engine, opened.facts, opened.created, pool, seat, siblings)
+        around = Around(
+            engine, opened.facts, opened.created, pool, seat, siblings, startup_seconds=opened.startup_seconds
+        )
         parts = make_parts(config, server, Keys.read(config, server), inputs, around)
         relay = Relay(create_app(parts, server), Path(start.folder), parts.drain, parts.open_requests, server)
         after.push_async_callback(relay.close)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -110,13 +111,15 @@ class Around:
     """See Parts."""
     store: ResponseStore | None = None
     """Of responses; the first process alone has it."""
+    startup_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Of the first process, beside those of the cores."""
 
 
 def make_parts(config: EngineConfig, server: ServerConfig, keys: Keys, inputs: Inputs, around: Around) -> Parts:
     """Return what the application of a process is made of."""
     name, *aliases = inputs.names
     engine = around.engine
-    metrics = _metrics(config, server, engine, name)
+    metrics = _metrics(config, server, around, name)
     metrics.include(partial(span_stats, inputs.tracer))
     in_flight = None if engine.notebook is None else engine.notebook.in_flight
     drain, open_requests = Drain(config.max_in_flight, in_flight, around.seat.index), OpenRequests()
@@ -136,7 +139,7 @@ def make_parts(config: EngineConfig, server: ServerConfig, keys: Keys, inputs: I
         shelf=shelf,
         text=around.text,
         keys=keys.api,
-        transfers=None if keys.fleet is None else TransferReader(keys.fleet, engine.incarnation),
+        transfers=None if keys.fleet is None else TransferReader(keys.fleet, engine.incarnations),
         tracer=inputs.tracer,
         family=inputs.family,
         rules=inputs.rules,
@@ -145,9 +148,11 @@ def make_parts(config: EngineConfig, server: ServerConfig, keys: Keys, inputs: I
     )
 
 
-def _metrics(config: EngineConfig, server: ServerConfig, engine: AsyncEngineClient, name: str) -> EngineMetrics:
-    ready, cache = engine.ready, config.cache
-    metrics = EngineMetrics(name, lambda: engine.stats, ready.startup_seconds, config.max_requests)
+def _metrics(config: EngineConfig, server: ServerConfig, around: Around, name: str) -> EngineMetrics:
+    engine, cache = around.engine, config.cache
+    ready = engine.ready
+    startup = {**ready.startup_seconds, **around.startup_seconds}
+    metrics = EngineMetrics(name, lambda: engine.stats, startup, config.max_requests)
     if config.parallel.data_ranks > 1:
         metrics.include(lambda: rank_series(engine.rank_stats), of_engine=True)
     metrics.cache_config(

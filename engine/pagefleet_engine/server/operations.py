@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from urllib.parse import quote
 
 import msgspec
 from pagefleet_protocol import headers
-from pagefleet_protocol.engine_facts import MAX_TEXT_BYTES, EngineFacts, encode_facts, encode_text, text_digest
+from pagefleet_protocol.engine_facts import (
+    MAX_TEXT_BYTES,
+    CacheFacts,
+    EngineFacts,
+    encode_facts,
+    encode_text,
+    text_digest,
+)
 from pagefleet_protocol.openai_common import ModelCard, ModelList
 from pagefleet_protocol.version import VERSION
 from pagefleet_text.text_model import TextModel
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from pagefleet_engine.client.core_process import RunningCore
+from pagefleet_engine.client.data_ranks import joint_ready
 from pagefleet_engine.config import EngineConfig
-from pagefleet_engine.engine_core.messages import Ready
 from pagefleet_engine.metrics import CONTENT_TYPE
+from pagefleet_engine.rank_settings import events_port
 from pagefleet_engine.server.errors import HttpRefusal
 from pagefleet_engine.server.figures import EngineFigures
 from pagefleet_engine.server.lifecycle import Drain
@@ -93,20 +102,26 @@ _HEADER_SAFE = "".join(map(chr, range(0x21, 0x7F))).replace("%", "")
 
 
 def make_facts(
-    model: str, incarnation: str, ready: Ready, config: EngineConfig, kv_events_port: int | None, text: bytes | None
+    model: str,
+    cores: Sequence[RunningCore],
+    config: EngineConfig,
+    kv_events_port: int | None,
+    text: bytes | None,
 ) -> EngineFacts:
     """Return the facts of one start of the engine.
 
     Args:
         model: the first of its names.
-        incarnation: of the core.
-        ready: what the core said.
+        cores: one for each data rank.
         config: of the engine.
-        kv_events_port: None where no events are published.
+        kv_events_port: of the first; None where no events are published.
         text: what `TEXT_PATH` answers; None where it has nothing.
     """
+    ready = joint_ready([core.ready for core in cores])
+    events = [kv_events_port and events_port(kv_events_port, rank) for rank, _ in enumerate(cores)]
+    several = len(cores) > 1
     return EngineFacts(
-        incarnation=incarnation,
+        incarnation=cores[0].incarnation,
         model=model,
         scope=ready.scope,
         block_size=ready.block_size,
@@ -116,9 +131,20 @@ def make_facts(
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         vocab_size=ready.vocab_size,
         prefix_caching=config.cache.enable_prefix_caching,
-        kv_events_port=kv_events_port,
+        kv_events_port=None if several else kv_events_port,
         text_digest=None if text is None else text_digest(text),
         kv_transfer=ready.kv_transfer,
+        data_ranks=tuple(map(_cache_facts, cores, events)) if several else (),
+    )
+
+
+def _cache_facts(core: RunningCore, kv_events_port: int | None) -> CacheFacts:
+    transfer = core.ready.kv_transfer
+    return CacheFacts(
+        incarnation=core.incarnation,
+        num_blocks=core.ready.num_blocks,
+        kv_events_port=kv_events_port,
+        kv_transfer_port=None if transfer is None else transfer.port,
     )
 
 

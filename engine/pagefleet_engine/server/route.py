@@ -35,10 +35,11 @@ ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detok
 
 @dataclass(frozen=True, slots=True)
 class TransferReader:
-    """Reads the header for one incarnation of an engine of the fleet."""
+    """Reads the header for one start of an engine of the fleet."""
 
     key: FleetKey
-    incarnation: str
+    incarnations: Sequence[str]
+    """Of each of its cores: the header is for one of them."""
 
     def read(self, headers: Headers) -> KvTransfer | None:
         """Return what the header says; None where there is none.
@@ -49,7 +50,7 @@ class TransferReader:
         values = headers.getlist(KV_TRANSFER)
         if len(values) > 1:
             raise KvHandoffError(f"{KV_TRANSFER} comes more than once")
-        return decode_kv_transfer(values[0], self.key, self.incarnation) if values else None
+        return decode_kv_transfer(values[0], self.key, *self.incarnations) if values else None
 
 
 class PrefillAnswer(msgspec.Struct, frozen=True):

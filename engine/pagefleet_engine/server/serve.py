@@ -54,6 +54,7 @@ from pagefleet_engine.server.loading import Loading, LoadingApp, loading_page, t
 from pagefleet_engine.server.operations import encoded_text, identity_headers, make_facts
 from pagefleet_engine.server.profile import made_profiler_dir
 from pagefleet_engine.server.rates import tell_rates
+from pagefleet_engine.startup import process_age
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ def serve(config: EngineConfig, server: ServerConfig, parent: Parent = Parent())
         keys=Keys.read(config, server),
         profiler_dir=made_profiler_dir(server.profiler_dir),
         listener=bind(server.host, server.port, server.api_server_count),
+        imported=process_age(),
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config, server, door, parent))
@@ -98,6 +100,8 @@ class _Door:
     keys: Keys
     profiler_dir: str | None
     """Of profiles; it exists."""
+    imported: float
+    """Seconds from the process's start to the end of its imports."""
 
 
 async def _serve(config: EngineConfig, server: ServerConfig, door: _Door, parent: Parent) -> int:
@@ -139,7 +143,9 @@ async def _load(
     loop, died = asyncio.get_running_loop(), asyncio.Event()
     async with telling(loading):
         config = await bring_local_model(config, os.environ, loading.download)
+        read = time.monotonic()
         inputs = await loop.run_in_executor(pool, Inputs.read, config, server)
+        tokenizer_s = time.monotonic() - read
         after.push_async_callback(asyncio.to_thread, inputs.tracer.close)
         others = None
         if door.listener.others:
@@ -162,12 +168,13 @@ async def _load(
         text, name = await encoding, inputs.names[0]
         store = open_response_store(server, name)
         facts = msgspec.structs.replace(
-            make_facts(name, engine.incarnation, engine.ready, config, server.kv_events_port or None, text),
+            make_facts(name, engine.running_cores, config, server.kv_events_port or None, text),
             response_store=None if store is None else store.name,
             revision=server.deployment_revision or None,
         )
         siblings = None if others is None else Siblings(others.folder, 0, seat.num)
-        own = Around(engine, facts, int(time.time()), pool, seat, siblings, text, store)
+        startup = {"server_imports": door.imported, "tokenizer": tokenizer_s, "server_ready": process_age()}
+        own = Around(engine, facts, int(time.time()), pool, seat, siblings, text, store, startup)
         parts = make_parts(config, server, door.keys, inputs, own)
         app = create_app(parts, server)
         if others is not None and siblings is not None:
@@ -175,6 +182,6 @@ async def _load(
             after.push_async_callback(siblings.stop)
             await after.enter_async_context(others.relayed_to(app))
             parts.metrics.include(others.stats)
-            others.open(ApiOpen(engine.running_cores, facts, own.created), engine)
+            others.open(ApiOpen(engine.running_cores, facts, own.created, startup), engine)
             await others.opened()
     return _Loaded(parts, app, Running(parts.drain, parts.open_requests, died, server.drain_timeout, engine, others))

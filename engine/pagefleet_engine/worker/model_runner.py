@@ -17,6 +17,7 @@ from types import MappingProxyType
 import numpy as np
 import torch
 from pagefleet_kernels.dispatch import Backend
+from pagefleet_kernels.native.library import Library
 from pagefleet_kernels.nonfinite import flag_nonfinite, scrub_slots
 from torch import Tensor
 
@@ -59,18 +60,18 @@ class RequestState:
         limits: RunnerLimits,
         seed: int,
         device: torch.device,
-        kernels: Backend | None = None,
+        kernels: Backend | Library | None = None,
         processors: Mapping[str, LogitsProcessor] = MappingProxyType({}),
         stage: Stage | None = None,
     ) -> None:
-        """`seed` is that of requests that bring none; `kernels` forces Triton or the twins; `processors` by name;
-        `stage`: which it is, where there are several."""
+        """`seed` is that of requests that bring none; `kernels` forces Triton or the twins, or are the compiled ones of
+        a CPU; `processors` by name; `stage`: which it is, where there are several."""
         rows, block_size = limits.max_num_seqs, limits.block_size
-        self.kernels = kernels
+        self.kernels: Backend | None = None if isinstance(kernels, Library) else kernels
         self.stage = stage or Stage()
         entering_TD = None if self.stage.is_first else self.stage.hidden
-        self.table = RequestTable(rows, limits.max_model_len, block_size, limits.num_kv_groups, device, kernels)
-        self.inputs = StepInputBuilder(self.table, rows, limits.max_num_batched_tokens, kernels, entering_TD)
+        self.table = RequestTable(rows, limits.max_model_len, block_size, limits.num_kv_groups, device, self.kernels)
+        self.inputs = StepInputBuilder(self.table, rows, limits.max_num_batched_tokens, self.kernels, entering_TD)
         self.sampler = Sampler(limits.vocab_size, seed, self.table.tokens_SL, kernels, processors)
         self.upload = make_upload(device, _UPLOADS_PER_STEP * (limits.max_in_flight + 1))
 

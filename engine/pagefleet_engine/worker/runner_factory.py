@@ -41,16 +41,24 @@ def kv_layout(kv: KVSpec, num_blocks: int, groups: KVGroups, block_size: int) ->
     return KVLayout(num_blocks, groups.layers_per_block, kv.heads, block_size, kv.dim, vectors=kv.vectors)
 
 
-def allocate_kv_pool(layout: KVLayout, dtype: torch.dtype, device: torch.device, shared: int = -1) -> Tensor:
+def allocate_kv_pool(
+    layout: KVLayout, dtype: torch.dtype, device: torch.device, shared: int = -1, *, held: bool = False
+) -> Tensor:
     """A tensor of `layout.shape`, zero everywhere: attention multiplies what it masks with zero, so it must be finite.
 
-    On a CPU a large pool costs nothing before it is used; `shared`: see `map_pool`.
+    Args:
+        layout: of the pool.
+        dtype: of its numbers.
+        device: that it is on.
+        shared: see `map_pool`.
+        held: a CPU's pool takes its memory now; else it costs nothing before it is used.
     """
     if device.type != "cpu":
         return layout.as_pool(torch.zeros(prod(layout.shape), dtype=dtype, device=device))
     num_bytes = layout.num_blocks * layout.bytes_per_block(dtype)
     memory = map_pool(num_bytes, shared)
-    return layout.as_pool(torch.frombuffer(memory, dtype=dtype, count=num_bytes // dtype.itemsize))
+    pool = torch.frombuffer(memory, dtype=dtype, count=num_bytes // dtype.itemsize)
+    return layout.as_pool(pool.zero_() if held else pool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +140,15 @@ class RunnerFactory:
     def make(self, limits: RunnerLimits, num_blocks: int, shared: int = -1) -> BuiltRunner:
         """A runner with a pool of its own; `shared`: descriptor of the memory that it lies in on a CPU, for others."""
         layout = self._layout(num_blocks)
-        pool = allocate_kv_pool(layout, self._kv_dtype, self._device, shared)
+        # Memory of a size that was asked for is missed now if it is missing: no step waits for the system to find it.
+        held = self._config.cache.kv_cache_memory is not None
+        pool = allocate_kv_pool(layout, self._kv_dtype, self._device, shared, held=held)
         backend = self._backend(pool, layout)
         seed, stage = self._config.model.seed, self._stage(limits)
-        state = RequestState(limits, seed, self._device, processors=self._processors, stage=stage)
+        # A part of the vocabulary is drawn from by torch: so is the whole of it then, or a row's token would hang on
+        # whether a neighbour needs the whole.
+        sampling = self._native if self._model.divided_head is None else None
+        state = RequestState(limits, seed, self._device, sampling, self._processors, stage)
         eager = EagerForward(self._model, backend)
         forward: Forward = eager
         graphs = None

@@ -17,6 +17,8 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 from pagefleet_kernels.dispatch import Backend
+from pagefleet_kernels.native.library import Library
+from pagefleet_kernels.native.sampling import sample_natively
 from pagefleet_kernels.sampling import sample_tokens
 from pagefleet_kernels.sampling_edits import History
 from pagefleet_kernels.sampling_record import TokenRecord
@@ -64,15 +66,17 @@ class Sampler:
         vocab_size: int,
         engine_seed: int,
         tokens_SM: Tensor,
-        kernels: Backend | None = None,
+        kernels: Backend | Library | None = None,
         processors: Mapping[str, LogitsProcessor] = MappingProxyType({}),
     ) -> None:
-        """`tokens_SM`: int32, the slots' tokens, where sampled ones are added; `kernels` forces Triton or the twins."""
+        """`tokens_SM`: int32, the slots' tokens, where sampled ones are added; `kernels` forces Triton or the twins, or
+        are the compiled ones of a CPU."""
         device = tokens_SM.device
         table = ProcessorTable(processors, device)
-        self._table = SamplingTable(len(tokens_SM), vocab_size, engine_seed, device, table, kernels)
+        self._native = kernels if isinstance(kernels, Library) else None
+        self._kernels: Backend | None = None if isinstance(kernels, Library) else kernels
+        self._table = SamplingTable(len(tokens_SM), vocab_size, engine_seed, device, table, self._kernels)
         self._tokens_SM = tokens_SM
-        self._kernels = kernels
 
     def add(self, slot: int, new: NewRow) -> None:
         """A request enters."""
@@ -120,7 +124,10 @@ class Sampler:
             logits_RV = batch.edits.apply(logits_RV, counts.table, history, rows.lens)
         counts_PV = None if batch.count_row_R is None else counts.table
         record = TokenRecord(self._tokens_SM, rows.slots_R, counts_PV, batch.count_row_R)
-        token_ids_R = sample_tokens(logits_RV, batch.rows, rows.lens_R, record, part=part, backend=self._kernels)
+        if self._native is not None and part is None:
+            token_ids_R = sample_natively(self._native, logits_RV, batch.rows, rows.lens_R, record)
+        else:
+            token_ids_R = sample_tokens(logits_RV, batch.rows, rows.lens_R, record, part=part, backend=self._kernels)
         if raw_LV is None:
             return DeviceSamples(token_ids_R, None, failed)
         tokens_L = token_ids_R.index_select(0, batch.logprob_rows_L)

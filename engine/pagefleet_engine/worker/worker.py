@@ -13,6 +13,7 @@ from torch import Tensor
 from pagefleet_engine.config import SHARDED, EngineConfig, default_cache_dir
 from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.core.step import ExpertLoad, StepPlan
+from pagefleet_engine.cores import kept_on
 from pagefleet_engine.errors import ConfigError, StepOutOfMemory
 from pagefleet_engine.layers.moe.balanced import Balance
 from pagefleet_engine.layers.weight import Placement
@@ -121,6 +122,7 @@ class Worker:
 
     def _start(self, pool_memory: int) -> None:
         """Make the pool and the runner, and warm up."""
+        self._own_cpu = -1 if self._native is None else self._native.own_cpu()
         times = self._times
         limits = self._factory.limits(self.cache.max_model_len, self.max_in_flight)
         with times.phase("kv_pool"), naming_the_remedy("kv_pool"):
@@ -165,7 +167,8 @@ class Worker:
         try:
             if self._balancer is not None:
                 self._balancer.before_step()
-            return self._runner.launch(plan)
+            with kept_on(self._own_cpu):
+                return self._runner.launch(plan)
         except torch.OutOfMemoryError as error:
             reason = str(error)
         # Not before the error is gone: it holds what the step had computed.
@@ -186,10 +189,15 @@ class Worker:
             interval=parallel.eplb_step_interval,
         )
 
+    @property
+    def steps_together(self) -> bool:
+        """Whether what a step takes hangs on the tokens of other copies of the model."""
+        return self._communicators.data.size > 1
+
     def tell_of_layers(self, on_layer: Callable[[], None]) -> int:
         """Have this called as each layer of a step is computed; returns how many there are. 0: nobody can tell, as on a
-        GPU, which computes apart from this process, or where what a layer takes hangs on the tokens of other copies."""
-        if self._device.type != "cpu" or not isinstance(self._model, DecoderModel) or self._communicators.data.size > 1:
+        GPU, which computes apart from this process, or where steps go together."""
+        if self._device.type != "cpu" or not isinstance(self._model, DecoderModel) or self.steps_together:
             return 0
         self._model.on_layer = on_layer
         return len(self._layers)

@@ -11,6 +11,7 @@ from pagefleet_engine.bench.roofline import ModelCost, Roofline, measure_rooflin
 from pagefleet_engine.bench.shapes import named_shapes, write_shape
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.config_file import read_arch
+from pagefleet_engine.models.model import MODEL_MODULES
 from pagefleet_engine.models.parameters import count_parameters
 
 H200 = Roofline(copy_bytes_per_s=4.8e12, matmul_flops_per_s=989e12)
@@ -25,6 +26,12 @@ def test_every_shape_is_a_model_that_we_run(name: str, tmp_path: Path) -> None:
     arch = arch_of(name, tmp_path)
     assert arch.vocab_size == named_shapes()[name]["vocab_size"]
     assert (tmp_path / "tokenizer.json").is_file()
+
+
+def test_every_kind_of_model_has_a_shape() -> None:
+    """But for those of pictures too, of which the text is served, whose shape is there."""
+    of_more = {kind for kind in MODEL_MODULES if f"{kind}_text" in MODEL_MODULES}
+    assert {shape["model_type"] for shape in named_shapes().values()} == MODEL_MODULES.keys() - of_more
 
 
 @pytest.mark.parametrize(
@@ -49,13 +56,31 @@ def test_costs_of_published_shapes(
         ("phi-2", 2.78, 2.78),
         ("gemma-7b", 8.54, 8.54),
         ("gemma-3n-e4b", 6.83, 4.49),  # "8", images and sound included, and "4" without the embedding
+        ("mistral-7b", 7.25, 7.25),
+        ("qwen2.5-7b", 7.62, 7.62),
+        ("gemma-2-9b", 9.24, 9.24),
+        ("phi-4", 14.7, 14.7),
+        ("olmo-2-7b", 7.30, 7.30),
+        ("granite-3.1-8b", 8.17, 8.17),
+        ("command-r", 35.0, 35.0),
+        ("command-r7b", 8.03, 8.03),
+        ("stablelm-3b", 2.80, 2.80),
+        ("opt-6.7b", 6.66, 6.66),
+        ("bloom-7b1", 7.07, 7.07),
+        ("mpt-7b", 6.65, 6.65),
         ("mixtral-8x7b", 46.7, 12.9),
+        ("mixtral-8x22b", 141, 39),
+        ("phi-3.5-moe", 41.9, 6.6),
         ("qwen1.5-moe-a2.7b", 14.3, 2.7),
         ("qwen3-30b-a3b", 30.5, 3.3),
+        ("qwen3-235b-a22b", 235, 22),
+        ("qwen3-coder-480b-a35b", 480, 35),
         ("olmoe-1b-7b", 6.9, 1.3),
         ("granite-3.1-3b-a800m", 3.3, 0.88),
+        ("glm-4.5", 355, 33.5),  # "32" without the tables
         ("glm-4.5-air", 106, 13.4),  # "12" without the tables
         ("deepseek-v2-lite", 15.7, 2.66),  # "2.4" without the embedding
+        ("deepseek-v2", 236, 21),
         ("deepseek-v3", 671, 37.5),
         ("kimi-k2", 1026, 32.9),
         ("gpt-oss-20b", 20.9, 4.19),  # "3.6" without the embedding

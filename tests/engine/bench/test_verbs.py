@@ -65,6 +65,15 @@ def test_startup(tmp_path: Path) -> None:
     assert figures["seconds"]["p50"] > figures["phase_seconds"]["weights"] > 0
 
 
+@pytest.mark.fleet
+def test_startup_of_a_server(tmp_path: Path) -> None:
+    figures = run(tmp_path, "startup", "--server", *SMALL, "--repeats=1")["figures"]
+    phases = figures["phase_seconds"]
+    assert {"imports", "config", "weights", "warm_up", "tokenizer"} <= set(phases)
+    assert figures["seconds"]["p50"] > phases["server_ready"] > phases["server_imports"] > 0
+    assert figures["first_token_ms"] > 0
+
+
 def test_kernels(tmp_path: Path) -> None:
     figures = run(tmp_path, "kernels", "--device=cpu", "--only=attention")["figures"]
     both = {"decode attention", "decode attention, pool by layer"}

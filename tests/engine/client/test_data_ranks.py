@@ -30,6 +30,7 @@ from pagefleet_engine.errors import ConfigError, EngineDead, ModelLoadError
 from pagefleet_engine.ranks.parallelism import Parallelism
 from pagefleet_engine.settings import engine_config
 from pagefleet_protocol.beam_search import BeamSearchParams
+from pagefleet_protocol.kv_handoff import KvTransfer
 from pagefleet_protocol.load_progress import LoadProgress
 from pagefleet_protocol.sampling_params import SamplingParams
 
@@ -116,6 +117,17 @@ def test_a_prefix_stays_with_its_rank() -> None:
             await eventually(lambda: sum(prompt_tokens(client)) == 21 * 128)
             assert client.stats is not None
             assert client.stats.prefix_cache_hits_tokens == before
+
+    run(scenario)
+
+
+def test_a_leg_of_a_transfer_is_the_rank_s_that_was_told() -> None:
+    async def scenario() -> None:
+        async with running(ranks=3) as client:
+            for rank in (2, 2, 0):
+                leg = KvTransfer("prefill", "1" * 32, "b" * 32, told=client.incarnations[rank])
+                assert [chunk async for chunk in client.generate(Generation("r", [[10]], SHORT, transfer=leg))]
+            await eventually(lambda: prompt_tokens(client) == [1, 0, 2])
 
     run(scenario)
 

@@ -5,22 +5,27 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from pagefleet_engine.attention.torch_backend import TorchBackend
 from pagefleet_engine.builtin import builtin_model_path
 from pagefleet_engine.compression.calibration import Text, read_text
 from pagefleet_engine.compression.quantize import quantize
 from pagefleet_engine.compression.recipe import Recipe
 from pagefleet_engine.compression.report import Report
 from pagefleet_engine.compression.settings import Algorithm, Scheme
+from pagefleet_engine.compression.stages import Batch
 from pagefleet_engine.compression.writer import REPORT
+from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.errors import ConfigError, ModelLoadError
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.load import load_model
 from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.text.model_files import load_text_model
+from pagefleet_kernels.layout import KVLayout
 from safetensors.torch import load_file, save_file
 
 from tests.fakes.dense_attention import DenseSequence, DenseStep
@@ -115,6 +120,55 @@ def test_the_perplexity_of_the_embedded_model_stays_within_one_percent(
     assert report["perplexity"]["after"] == pytest.approx(
         torch.tensor(served(folder, tiny_text)).exp().item(), rel=2e-3
     )
+
+
+def fp8_logits(folder: Path, kv_dtype: torch.dtype, with_scales: bool) -> torch.Tensor:
+    """Of a prompt, whose keys and values are kept so."""
+    arch = read_arch(folder)
+    assert arch.quantization is not None
+    arch = replace(arch, quantization=replace(arch.quantization, kv_scales=with_scales))
+    place = Placement(torch.float32, torch.device("cpu"), use_kernels=False)
+    batch = Batch(torch.tensor(TEXT.held_out[0]), [len(TEXT.held_out[0])])
+    groups = group_layers(arch.windows)
+    layout = KVLayout(batch.num_blocks, groups.layers_per_block, arch.kv.heads, 16, arch.kv.dim)
+    with torch.inference_mode():
+        model = load_model(folder, arch, place, "auto", 0)
+        step = TorchBackend(torch.zeros(layout.shape, dtype=kv_dtype), layout, groups).begin(batch.geometry())
+        return model.logits(model.forward(batch.token_ids_T, batch.positions(), step))
+
+
+@pytest.mark.parametrize("times", [1.0, 3000.0])
+def test_scales_of_keys_and_values_are_calibrated(times: float, make_checkpoint: Make, tmp_path: Path) -> None:
+    """Large values leave FP8's range without them, which costs much; small ones lose nothing by them."""
+    folder = shutil.copytree(make_checkpoint("llama"), tmp_path / "in")
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    for name, value in weights.items():
+        weights[name] = value * times if "v_proj" in name else value / times if "o_proj" in name else value
+    save_file(weights, file, {"format": "pt"})
+    report = write(folder, replace(ROUNDED, kv_cache_scheme="fp8"), tmp_path / "out")
+    assert report.calibration_tokens > 0
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    scales = [float(value) for name, value in stored.items() if name.endswith(".v_scale")]
+    assert len(scales) == len([name for name in stored if name.endswith("self_attn.k_scale")]) == 3
+    exact = fp8_logits(tmp_path / "out", torch.float32, True)
+    with_scales, without = (
+        float((fp8_logits(tmp_path / "out", torch.float8_e4m3fn, is_scaled) - exact).norm() / exact.norm())
+        for is_scaled in (True, False)
+    )
+    assert with_scales < 0.2
+    assert with_scales <= (1.2 * without if times == 1.0 else without / 3)
+    assert 0.95 < report.held_out.after / report.held_out.before < 1.05
+
+
+def test_values_that_overflow_are_no_scale(make_checkpoint: Make, tmp_path: Path) -> None:
+    folder = shutil.copytree(make_checkpoint("llama"), tmp_path / "in")
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    weights["model.layers.1.self_attn.v_proj.weight"].fill_(torch.finfo(torch.float32).max)
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"values of layer 1 are no finite numbers.* give --dtype float32"):
+        write(folder, replace(ROUNDED, kv_cache_scheme="fp8"), tmp_path / "out")
 
 
 @pytest.mark.parametrize("algorithm", ["gptq", "awq"])

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pagefleet_engine.config import CacheConfig, EngineConfig, ModelConfig
+from pagefleet_engine.engine_core import build
 from pagefleet_engine.engine_core.build import build_core
 from pagefleet_engine.errors import ConfigError
 from pagefleet_kv.config import KVTransferConfig
-from pagefleet_kv.port import EngineIdentity
+from pagefleet_kv.connectors import build_connector
+from pagefleet_kv.port import BuiltConnector, EngineIdentity, EngineSide
 
 from tests.fakes.free_ports import free_ports
+from tests.fakes.small_model import write_small_model
 
 
 def config(connector: str | None, **cache: Any) -> EngineConfig:
@@ -72,3 +76,25 @@ def test_a_host_that_is_not_here_is_refused_before_the_model(member: EngineIdent
 def test_a_fleet_key_is_asked_for_before_the_model() -> None:
     with pytest.raises(ConfigError, match="give fleet_key_file"):
         build_core(p2p())
+
+
+@pytest.mark.parametrize("is_one_of_several", [False, True])
+def test_connectors_are_told_whether_steps_wait_for_other_copies(
+    is_one_of_several: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sides: list[EngineSide] = []
+    group = object() if is_one_of_several else None
+    load: Any = build._load
+    monkeypatch.setattr(build, "data_group", lambda *_: group)
+    monkeypatch.setattr(build, "_load", lambda *given: load(*given[:-1], None))
+
+    def connect(given: KVTransferConfig, side: EngineSide) -> BuiltConnector:
+        sides.append(side)
+        return build_connector(given, side)
+
+    monkeypatch.setattr(build, "build_connector", connect)
+    model = ModelConfig(model=str(write_small_model(tmp_path / "model")), device="cpu", load_format="dummy")
+    offload = KVTransferConfig(kv_connector="offload", kv_offload_memory=2**20)
+    core, _ = build_core(replace(config(None, num_kv_blocks=8), model=model, kv_transfer=offload))
+    core.shutdown()
+    assert [side.has_collectives for side in sides] == [is_one_of_several]

@@ -11,10 +11,10 @@ import pytest
 import torch
 from pagefleet_engine.executor import asked_pool
 from pagefleet_engine.executor.asked_pool import AskedPool, CopyServer
-from pagefleet_engine.executor.rank_pages import KVShard, RankPages, StepFence
+from pagefleet_engine.executor.rank_pages import RankPages, StepFence
 from pagefleet_engine.executor.ring import make_ring_pair
 from pagefleet_engine.worker.kv_pages import HostPages
-from pagefleet_kv.port import KVPages, PagesCopy
+from pagefleet_kv.port import KVPages, KVShard, PagesCopy
 
 LAYERS, HEADS, HEAD_BYTES, NUM_BLOCKS = 3, 2, 8, 7
 PART_BYTES = LAYERS * 2 * HEAD_BYTES

@@ -7,8 +7,9 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
+from msgspec import structs
 from pagefleet_engine.executor.hang_watch import HANG_S, LOOK_S, STAGE_HANG_S, HangWatch
-from pagefleet_engine.executor.pace import MARGIN, Pace
+from pagefleet_engine.executor.pace import MARGIN, DevicePace, Pace
 from pagefleet_engine.executor.vital_signs import STAMP_S, Awaited, OwnSigns, Signs, VitalSigns, make_signs
 
 IDLE, SILENT = "has done nothing within a step", "gave no sign of life"
@@ -105,8 +106,7 @@ def test_pace_is_that_of_steps_as_large() -> None:
     memory = make_signs(1)
     own, ours = OwnSigns(memory, 1, 0), VitalSigns(memory, 1)
     os.close(memory)
-    pace = Pace(own)
-    pace.num_layers = 2
+    pace = Pace(own, lambda on_layer: 2)
 
     def patience() -> float | None:
         return ours.read()[0].patience_s
@@ -132,6 +132,113 @@ def test_pace_is_that_of_steps_as_large() -> None:
     assert patience() is not None
     pace.layer()
     assert patience() is None, "nobody knows what comes behind the last layer"
+
+
+def test_a_device_has_the_pace_of_steps_as_large() -> None:
+    memory = make_signs(1)
+    own, ours = OwnSigns(memory, 1, 0), VitalSigns(memory, 1)
+    os.close(memory)
+    pace = DevicePace(own)
+
+    def patience() -> float | None:
+        return ours.read()[0].device_patience_s
+
+    pace.end()  # of a step that the host could not even launch
+    pace.begin(8)
+    assert patience() is None, "none was seen"
+    pace.begin(64)  # is behind it, and nothing yet
+    pace.end()
+    assert patience() is None, "it has no step"
+    pace.begin(64)
+    assert patience() is None, "none as large was seen"
+    pace.end()
+    pace.begin(4)
+    assert patience() is not None
+
+
+DEVICE_STEP = Signs(0.0, 0.0, Awaited.EXECUTOR, 0.0, 8, 7, device_patience_s=0.1)
+"""Of a rank that looks at its device, which has a step."""
+
+
+def device_found_at(*changes: dict[str, object]) -> object:
+    """Of stages of one rank, in which these are otherwise."""
+    watch = HangWatch(1)
+    watch.num_given = 8
+    for now in range(100, 150):
+        told = [structs.replace(DEVICE_STEP, stamped_at=now, worked_at=now, **change) for change in changes]
+        if (found := watch.look(told, now)) is not None:
+            return now - 100, *found
+    return None
+
+
+def test_a_device_that_has_a_step_for_longer_than_it_takes_hangs() -> None:
+    assert device_found_at({}, {}) == (9, 0, f"{LONG} for 9 s")
+    assert device_found_at({"device_patience_s": 30.0}, {}) == (31, 0, f"{LONG} for 31 s"), (
+        "the second waits for the first"
+    )
+    assert device_found_at({"device_patience_s": None}, {}) is None, (
+        "nobody knows how long steps take that are as large"
+    )
+    assert device_found_at({"finished": 8}, {}) == (9, 1, f"{LONG} for 9 s")
+    assert device_found_at({}, {"finished": 5}) == (9, 1, f"{LONG} for 9 s"), "the first may wait for it"
+    assert device_found_at({"finished": 8}, {"finished": 8}) is None
+
+
+def test_a_host_that_compiles_is_not_its_device() -> None:
+    assert device_found_at({"awaits": Awaited.NOBODY, "awaits_since": 90.0}, {}) is None
+    watch = HangWatch(1)
+    watch.num_given = 8
+    for now in range(100, 160):  # and what it computed meanwhile is looked at late
+        compiles = now % 10 < 6
+        state = {"awaits": Awaited.NOBODY, "awaits_since": now - now % 10} if compiles else {}
+        sign = structs.replace(DEVICE_STEP, stamped_at=now, worked_at=now, launched=100, finished=now // 10, **state)
+        assert watch.look([sign], now) is None
+
+
+def test_a_host_that_compiles_while_its_device_has_a_step_does_not_hang_in_a_layer() -> None:
+    memory = make_signs(1)
+    own, ours = OwnSigns(memory, 1, 0), VitalSigns(memory, 1)
+    os.close(memory)
+    pace, watch = DevicePace(own), HangWatch(1)
+    pace.begin(8)
+    pace.end()
+    own.launch()
+    pace.begin(8)
+    watch.num_given = 2
+    for now in range(100, 155):
+        (told,) = ours.read()
+        times = {"stamped_at": now, "worked_at": now, "awaits_since": 100.0, "burnt_s": now - 100.0}
+        assert watch.look([structs.replace(told, awaits=Awaited.NOBODY, **times)], now) is None
+
+
+def test_a_stage_is_not_blamed_while_a_later_one_may_not_take_what_it_sends() -> None:
+    compiles: dict[str, object] = {
+        "launched": 7,
+        "awaits": Awaited.NOBODY,
+        "awaits_since": 90.0,
+        "device_patience_s": None,
+    }
+    assert device_found_at({}, compiles) is None
+    assert device_found_at({}, {}, compiles) is None, "the second does not take it either"
+    assert device_found_at({}, compiles | {"finished": 6, "device_patience_s": 0.1}) is None
+    assert device_found_at({}, {"finished": 6, "device_patience_s": None}) is None, "it may take that long"
+    assert device_found_at({}, compiles | {"awaits_since": 200.0, "device_patience_s": 0.1}) == (
+        9,
+        0,
+        f"{LONG} for 9 s",
+    )
+
+
+def test_a_look_at_the_device_that_is_interrupted_for_a_moment_goes_on() -> None:
+    watch = HangWatch(1)
+    watch.num_given = 8
+    found = None
+    for tick in range(200, 240):
+        now = tick * LOOK_S
+        state = {"awaits": Awaited.NOBODY, "awaits_since": now - 0.001} if tick % 3 == 0 else {}
+        sign = structs.replace(DEVICE_STEP, stamped_at=now, worked_at=now, **state)
+        found = found or watch.look([sign], now)
+    assert found == (0, f"{LONG} for 8 s")
 
 
 @dataclass(slots=True)

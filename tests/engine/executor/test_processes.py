@@ -37,6 +37,7 @@ from tests.fakes.architectures import llama_arch
 
 COMMAND = (sys.executable, str(Path(__file__).parents[2] / "fakes" / "rank_process.py"))
 HOST = os.uname().nodename
+OTHERS = "fake?others=1"
 
 Start = Callable[..., ProcessExecutor]
 
@@ -379,10 +380,10 @@ def test_a_tensor_rank_that_hangs_is_noticed(
     start: Start, faults: Sequence[str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hang_watch, "HANG_S", 2.0)
-    executor = start()
+    executor = start(OTHERS)
     executor.launch(plan(0, "meet")).result()
     step = executor.launch(plan(1, *faults))
-    with pytest.raises(EngineDead, match=f"rank 1 on {HOST} {says} for . s: the engine must be started again"):
+    with pytest.raises(EngineDead, match=rf"rank 1 on {HOST} {says} for \d+ s: the engine must be started again"):
         end_of(executor, step)
     assert are_gone(executor)
 
@@ -396,7 +397,7 @@ def test_a_stage_that_hangs_is_noticed_while_the_other_waits_for_it(
 ) -> None:
     monkeypatch.setattr(hang_watch, "HANG_S", 2.0)
     monkeypatch.setattr(hang_watch, "STAGE_HANG_S", 9.0)  # where others use the machine
-    executor = start(size=1, stages=2)
+    executor = start(OTHERS, size=1, stages=2)
     assert executor.launch(plan(0, "pass")).result().sampled == [[6]]
     step, _ = executor.launch(plan(1, fault, "pass")), executor.launch(plan(2, "pass"))
     with pytest.raises(EngineDead, match=f"rank {fault[-1]} on {HOST} {says} for"):
@@ -404,11 +405,21 @@ def test_a_stage_that_hangs_is_noticed_while_the_other_waits_for_it(
     assert are_gone(executor)
 
 
+def test_a_device_that_never_ends_a_step_is_noticed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hang_watch, "HANG_S", 2.0)
+    monkeypatch.setattr(hang_watch, "STAGE_HANG_S", 600.0)
+    executor = start("fake?device=1", size=1, stages=2)
+    executor.launch(plan(0, "a")).result()
+    with pytest.raises(EngineDead, match=rf"rank 1 on {HOST} {LONG} for \d+ s"):
+        executor.launch(plan(1, "endless")).result()
+    assert are_gone(executor)
+
+
 def test_a_stage_whose_ranks_wait_for_one_of_them_is_not_blamed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hang_watch, "HANG_S", 2.0)
-    executor = start(size=2, stages=2)
+    executor = start(OTHERS, size=2, stages=2)
     executor.launch(plan(0, "meet", "pass")).result()
-    with pytest.raises(EngineDead, match=f"rank 1 on {HOST} ({AWAITED}|{LAYER}) for . s"):
+    with pytest.raises(EngineDead, match=rf"rank 1 on {HOST} ({AWAITED}|{LAYER}) for \d+ s"):
         executor.launch(plan(1, "spin-1", "meet", "pass")).result()
     assert are_gone(executor)
 
@@ -417,7 +428,7 @@ def test_a_long_step_is_not_taken_for_one_that_hangs(start: Start, monkeypatch: 
     """A stage that computes may take longer than one that does nothing, while nobody knows what a layer takes."""
     monkeypatch.setattr(hang_watch, "HANG_S", 2.0)
     monkeypatch.setattr(hang_watch, "STAGE_HANG_S", 600.0)
-    executor = start(size=1, stages=2)
+    executor = start(OTHERS, size=1, stages=2)
     assert executor.launch(plan(0, "long-1", "pass")).result().sampled == [[6], [6]]
 
 

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.errors import ConfigError
-from pagefleet_engine.executor.rank_pages import KVShard, MappedPool, RankPages, StepFence, kv_shards, wait_for_steps
+from pagefleet_engine.executor.rank_pages import MappedPool, RankPages, StepFence, kv_shards, wait_for_steps
 from pagefleet_engine.models.arch import LatentArch
 from pagefleet_engine.ranks.parallelism import Parallelism
+from pagefleet_kv.port import KVShard
 
 from tests.fakes.architectures import llama_arch
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
-from pagefleet_engine.gguf.blocks import BLOCK_TYPES, OTHER_TYPES
+from pagefleet_engine.gguf.blocks import BLOCK_TYPES
+from pagefleet_protocol.model_config.gguf_header import OTHER_KINDS
 
 
 @pytest.mark.parametrize("number", BLOCK_TYPES, ids=lambda number: BLOCK_TYPES[number].name)
@@ -25,6 +26,6 @@ def test_numbers_are_those_of_the_reference(number: int) -> None:
 
 
 def test_each_type_of_the_reference_is_known() -> None:
-    assert {kind.value: kind.name for kind in GGMLQuantizationType} == OTHER_TYPES | {
+    assert {kind.value: kind.name for kind in GGMLQuantizationType} == dict(OTHER_KINDS) | {
         number: kind.name for number, kind in BLOCK_TYPES.items()
     }

@@ -15,10 +15,15 @@ from hypothesis import strategies as st
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.gguf.file import read_gguf
 from pagefleet_engine.gguf.folder import gguf_at, plain_name
+from pagefleet_protocol.model_config import gguf_header
 
 from tests.fakes.gguf_headers import Header, entry, tensor, text
 
 _HUGE = 1 << 40
+
+
+def _array(kind: int, count: int, values: bytes) -> bytes:
+    return struct.pack("<IIQ", 9, kind, count) + values
 
 
 def refusal(path: Path, data: bytes) -> str:
@@ -74,7 +79,7 @@ def test_what_the_formats_own_package_writes_is_read(tmp_path: Path) -> None:
         (Header([struct.pack("<Q", _HUGE)]), 0, "a text of"),
         (Header([text("key") + struct.pack("<IQ", 8, 1 << 23)]), 0, "its header ends"),
         (Header([text("key") + struct.pack("<IIQ", 9, 4, _HUGE)]), 0, "an array of"),
-        (Header([text("key") + struct.pack("<IIQ", 9, 10, 1 << 23)]), 0, "its header ends"),
+        (Header([text("key") + struct.pack("<IIQ", 9, 10, 1 << 21)]), 0, "its header ends"),
         (Header([text("key") + struct.pack("<IIQ", 9, 9, 4)]), 0, "an array of type 9"),
         (Header([text("key") + struct.pack("<I", 77)]), 0, "a value of type 77"),
         (Header([entry("key", 1), entry("key", 1)]), 0, "there twice"),
@@ -95,6 +100,23 @@ def test_what_the_formats_own_package_writes_is_read(tmp_path: Path) -> None:
 )
 def test_a_lie_is_one_line(header: Header, num_bytes: int, words: str, tmp_path: Path) -> None:
     assert words in refusal(tmp_path / "model.gguf", header.data(num_bytes))
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ([_array(0, 6, bytes(6)), _array(0, 8, bytes(8))], "an array of 8 values, in all over 10"),
+        ([_array(8, 2, text("x") * 2), _array(8, 6, text("x") * 6), b""], "a text of 1 bytes; texts"),
+        ([_array(8, 3, text("x" * 8) * 3)], "a text of 8 bytes; texts come to over 20"),
+    ],
+)
+def test_a_header_has_one_measure_for_all_its_arrays_and_texts(
+    entries: list[bytes], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf_header, "_MOST_VALUES", 10)
+    monkeypatch.setattr(gguf_header, "_MOST_TEXT_BYTES", 20)
+    data = [text(str(number)) + entry for number, entry in enumerate(entries)]
+    assert words in refusal(tmp_path / "model.gguf", Header(data).data())
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
@@ -130,7 +152,7 @@ def test_parts_are_one_model(tmp_path: Path) -> None:
 
 
 def test_parts_that_do_not_fit(tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match="holds a, and so does another part"):
+    with pytest.raises(ModelLoadError, match="holds 'a', and so does another part"):
         read_gguf(parts(tmp_path, ["a", "a"]))
     with pytest.raises(ModelLoadError, match="says that it has 5 parts"):
         read_gguf(parts(tmp_path, ["a", "b"], 5))
@@ -144,5 +166,8 @@ def test_a_folder_of_several_models_is_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(Header().data())
     with pytest.raises(ModelLoadError, match="2 models in GGUF"):
         gguf_at(tmp_path)
+    (tmp_path / "b.gguf").rename(tmp_path / "mmproj-b.gguf")
+    (tmp_path / "imatrix.gguf").touch()
+    assert gguf_at(tmp_path) == tmp_path / "a.gguf"
     (tmp_path / "model.safetensors").touch()
     assert gguf_at(tmp_path) is None

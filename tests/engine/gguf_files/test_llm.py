@@ -17,6 +17,7 @@ from pagefleet_engine.settings import engine_config
 from pagefleet_protocol.exit_status import MODEL_NOT_LOADED
 
 from tests.fakes.gguf_files import Type, write_gguf
+from tests.fakes.hub_server import HubServer, Repository
 
 TINY = builtin_model_path("tiny")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
@@ -48,6 +49,24 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "models" / "tiny-Q8_0.gguf"
     write_gguf(TINY, path, matrices=Type.Q8_0, types={"attn_v": Type.Q5_1}, others=tokenizer_metadata(TINY))
     return path
+
+
+def test_one_of_a_repository_by_its_name(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with HubServer() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        hub.repositories["org/tiny-GGUF"] = Repository()
+        hub.repositories["org/tiny-GGUF"].commit({model.name: model.read_bytes(), "tiny-Q4_0.gguf": b"x"})
+        settled = []
+        for name in ("org/tiny-GGUF:Q8_0", "org/tiny-GGUF/tiny-Q8_0.gguf"):
+            found = with_local_model(engine_config({"model": name, "revision": "main"}), os.environ).model
+            settled.append((Path(found.model), served_names(found.model, found.served_model_name)))
+    (first, names), (second, others) = settled
+    assert first == second
+    assert json.loads((first / "config.json").read_text())["model_type"] == "llama"
+    assert (first / model.name).read_bytes() == model.read_bytes()
+    assert names == ("org/tiny-GGUF:Q8_0", "tiny-GGUF")
+    assert others == ("org/tiny-GGUF/tiny-Q8_0.gguf", "tiny-Q8_0.gguf")
 
 
 def test_it_answers_as_the_checkpoint_does(model: Path) -> None:

@@ -15,28 +15,32 @@ from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.gguf.blocks import BLOCK_TYPES, BY_NAME, BlockType
 from pagefleet_engine.gguf.file import read_gguf
 from pagefleet_engine.gguf.folder import folder_of
-from pagefleet_engine.layers.quantization.block_slots import BlockSlots, StackedMatrix, packed_weights
+from pagefleet_engine.layers.quantization.block_slots import BlockMatrix, BlockSlots, StackedMatrix, packed_weights
 from pagefleet_engine.layers.quantization.packed import PackedMatrix
 from pagefleet_engine.layers.quantization_scheme import BlockScheme
 from pagefleet_engine.layers.shard import shard_of
 from pagefleet_engine.layers.weight import Placement
+from pagefleet_engine.loader.gguf import gguf_sources
 from pagefleet_engine.loader.load import load_model
 from pagefleet_engine.models.config_file import read_arch
+from pagefleet_kernels.native.library import Library
 from torch import Tensor
 
 from tests.fakes.dense_attention import DenseSequence, DenseStep
 from tests.fakes.gguf_files import ARCHITECTURES, Type, write_gguf
-from tests.fakes.native_kernels import native_library
+from tests.fakes.native_kernels import experts_one_by_one, native_library
+from tests.fakes.paged_step import paged_step
 
 Make = Callable[..., Path]
 _LENGTH = 12
 
 
-def logits(folder: Path, *, use_kernels: bool = False) -> Tensor:
-    place = Placement(torch.float32, torch.device("cpu"), use_kernels)
+def logits(folder: Path, *, use_kernels: bool = False, native: Library | None = None) -> Tensor:
+    place = Placement(torch.float32, torch.device("cpu"), use_kernels, native=native)
     model = load_model(folder, read_arch(folder), place, "auto", 0)
     with torch.inference_mode():
-        step = DenseStep([(DenseSequence(), _LENGTH)])
+        has_padding = use_kernels and model.arch.experts is not None
+        step = paged_step(model.arch, _LENGTH) if has_padding else DenseStep([(DenseSequence(), _LENGTH)])
         return model.logits(model.forward(torch.arange(3, 3 + _LENGTH), torch.arange(_LENGTH), step))
 
 
@@ -63,7 +67,7 @@ def test_compiled_kernels_multiply_what_blocks_stand_for(name: str) -> None:
     kinds, inputs, outputs = (BY_NAME[name], BY_NAME["Q6_K"]), 512, 96
     place = replace(Placement(torch.float32, torch.device("cpu"), False), native=native_library(), path="layer.up_proj")
     stored = [random_blocks(kind, outputs, inputs) for kind in kinds]
-    installed: list[PackedMatrix | StackedMatrix] = []
+    installed: list[PackedMatrix | BlockMatrix | StackedMatrix] = []
     slots = BlockSlots(BlockScheme((name, "Q6_K")), shard_of(inputs), (shard_of(outputs),) * 2, place, installed.append)
     for part, blocks in enumerate(stored):
         slots.slots["weight"].fill(part, blocks)
@@ -76,6 +80,25 @@ def test_compiled_kernels_multiply_what_blocks_stand_for(name: str) -> None:
     found, expected = matrix.kernel(0, 2 * outputs).linear(x_TI, None), x_TI @ values_OI.t()
     assert (found - expected).abs().max() < 0.02 * expected.abs().max()
     torch.testing.assert_close(matrix.kernel(100, 150).linear(x_TI, None), found[:, 100:150])
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+def test_experts_stay_in_their_blocks(kind: str, make_checkpoint: Make, tmp_path: Path) -> None:
+    """Gate and up in 4 bits, down in 8: on a GPU, and by compiled kernels."""
+    width = {"intermediate_size": 64} if kind == "mixtral" else {"moe_intermediate_size": 64}
+    types = {"ffn_gate_exps": Type.Q4_0, "ffn_up_exps": Type.Q4_0}
+    write_gguf(make_checkpoint(kind, **width), tmp_path / "model.gguf", matrices=Type.Q8_0, types=types)
+    folder = folder_of(tmp_path / "model.gguf", tmp_path / "cache", with_tokenizer=True)
+    schemes = read_arch(folder).quantization
+    assert schemes is not None
+    name = next(name for name in gguf_sources(folder)[0].names if "experts.2." in name).removesuffix(".weight")
+    assert isinstance(schemes.scheme([name]), BlockScheme)
+    torch.testing.assert_close(logits(folder, use_kernels=True), logits(folder), rtol=1e-3, atol=1e-3)
+    found = logits(folder, native=native_library())
+    with experts_one_by_one():
+        expected = logits(folder, native=native_library())
+    assert not torch.equal(found, expected)
+    assert (found - expected).norm() < 0.01 * expected.norm()
 
 
 def random_blocks(kind: BlockType, rows: int, columns: int) -> Tensor:

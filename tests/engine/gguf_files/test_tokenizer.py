@@ -32,7 +32,7 @@ def model(**metadata: Any) -> GgufModel:
     """Of lists that the reader would give."""
     for name in ("token_type", "scores"):
         if name in metadata:
-            metadata[name] = np.array(metadata[name])
+            metadata[name] = np.array(metadata[name]).data
     return GgufModel((Path("model.gguf"),), {f"tokenizer.ggml.{name}": value for name, value in metadata.items()}, {})
 
 

@@ -43,7 +43,12 @@ EVERY_SAMPLING = (
     SamplingParams(structured_outputs=FORM, top_p=0.9, repetition_penalty=1.3, logprobs=2, max_tokens=4, **_PLAIN),
 )
 PROMPTS = [[5, 9, 30, 31, 7], [200, 3], [44] * 20]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=3, **_PLAIN)
+ALL, NONE = slice(None), slice(0)
+MIXED = slice(2, None, 5)
+"""Of three without a common prefix, sampled alike, and of eleven with one, sampled in several ways: for what sampling
+has nothing to do with."""
+NUM_GREEDY = 2
+"""A prompt's pass and a decode: interpreted kernels take their time."""
 
 
 @dataclass(frozen=True)
@@ -59,17 +64,23 @@ class Served:
 
 
 def serve(
-    folder: Path, kind: GpuKind | None = None, *, batches: int = 8, computes: bool = False, **settings: Any
+    folder: Path,
+    kind: GpuKind | None = None,
+    *,
+    batches: slice = ALL,
+    computes: bool = False,
+    num_tokens: int = NUM_GREEDY,
+    **settings: Any,
 ) -> Served:
-    """Load the model on a make-believe GPU and ask it for batches of all sizes, sampled in every way."""
+    """Load the model on a make-believe GPU and ask it for these of the batches, of all sizes, sampled in every way."""
     forms = patch("pagefleet_engine.engine_core.build._grammars", lambda *_: AnySource())
     with fake_gpu(kind) as gpu, forms, LLM(str(folder), device="cuda", **(LIMITS | settings)) as llm:
         num_forms = len(gpu.launches.forms)
         gpu.ready()
-        for batch in _batches()[:batches]:
+        for batch in _batches()[batches]:
             llm.generate([{"prompt_token_ids": prompt} for prompt, _ in batch], [each for _, each in batch])
         waits, late_forms = list(gpu.waits), gpu.late_forms
-        tokens = greedy(llm, gpu) if computes else []
+        tokens = greedy(llm, gpu, num_tokens) if computes else []
     return Served(waits, late_forms, num_forms, gpu.graphs, tokens)
 
 
@@ -89,11 +100,12 @@ def _batches() -> list[list[tuple[list[int], SamplingParams]]]:
     return batches
 
 
-def greedy(llm: LLM, gpu: FakeGpu | None) -> list[list[int]]:
+def greedy(llm: LLM, gpu: FakeGpu | None, num_tokens: int) -> list[list[int]]:
     """Tokens for PROMPTS; on the make-believe GPU its kernels compute from here on."""
     if gpu is not None:
         gpu.ready(computes=True)
-    results = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], GREEDY)
+    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, **_PLAIN)
+    results = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params)
     return [result.outputs[0].token_ids for result in results]
 
 
@@ -101,8 +113,8 @@ def greedy(llm: LLM, gpu: FakeGpu | None) -> list[list[int]]:
 def on_cpu() -> Callable[..., list[list[int]]]:
     """Greedy tokens of the same engine on the CPU."""
 
-    def run(folder: Path, **settings: Any) -> list[list[int]]:
+    def run(folder: Path, num_tokens: int = NUM_GREEDY, **settings: Any) -> list[list[int]]:
         with LLM(str(folder), device="cpu", **(LIMITS | settings)) as llm:
-            return greedy(llm, None)
+            return greedy(llm, None, num_tokens)
 
     return run

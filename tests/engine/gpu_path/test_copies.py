@@ -132,7 +132,7 @@ def patched(kind: type[OneOfTwo], backend: All2All) -> Iterator[None]:
 @pytest.mark.parametrize("backend", ["allgather_reducescatter", "all2allv"])
 def test_copies_that_share_experts_serve(backend: All2All, make_checkpoint: Callable[..., Path]) -> None:
     with patched(one_of_two(), backend):
-        served = serve(make_checkpoint("qwen3_moe", dtype="bfloat16"), batches=3)
+        served = serve(make_checkpoint("qwen3_moe", dtype="bfloat16"), batches=slice(3))
     assert bool(served.graphs) == (backend == "allgather_reducescatter"), "what else is sent has sizes of its own"
     known = {*MAY_WAIT[backend], "pagefleet_engine.worker.expert_balance.ExpertBalancer.before_step"}
     assert [wait for wait in served.waits if known.isdisjoint(wait.callers)] == []
@@ -145,7 +145,7 @@ def test_halves_send_on_a_stream_of_their_own(backend: All2All, make_checkpoint:
     """And nothing is read before it is there, nor written before it was read: the device would see a race."""
     halved = one_of_two(divides=True)
     with patched(halved, backend):
-        served = serve(make_checkpoint("qwen3_moe", dtype="bfloat16"), batches=3)
+        served = serve(make_checkpoint("qwen3_moe", dtype="bfloat16"), batches=slice(3))
     if backend == "allgather_reducescatter":
         assert served.late_forms == []
     (side,) = halved.travelled

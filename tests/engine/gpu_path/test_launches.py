@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.gpu_path.conftest import serve
+from tests.engine.gpu_path.conftest import NONE, serve
 from tests.fakes.cuda.runtime import Launched
 from tests.fakes.quantized_checkpoints import Recipe, quantize_checkpoint
 
@@ -57,7 +57,7 @@ def test_a_layer_keeps_its_budget(
     folder = make_checkpoint(family, dtype="bfloat16")
     if numbers in RECIPES:
         folder = quantize_checkpoint(folder, tmp_path / numbers, RECIPES[numbers])
-    served = serve(folder, batches=0, cuda_graphs="full_decode_only", cuda_graph_sizes="1,8,32", max_num_seqs=32)
+    served = serve(folder, batches=NONE, cuda_graphs="full_decode_only", cuda_graph_sizes="1,8,32", max_num_seqs=32)
     per_layer = [launches_per_layer(graph) for graph in served.graphs]
     assert len(per_layer) == 3
     assert max(per_layer) == BUDGET[family, numbers]

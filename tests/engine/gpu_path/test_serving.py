@@ -13,7 +13,7 @@ from pagefleet_engine.attention import flash_backend
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.worker import runner_factory
 
-from tests.engine.gpu_path.conftest import LIMITS, Served, serve
+from tests.engine.gpu_path.conftest import ALL, LIMITS, MIXED, NUM_GREEDY, Served, serve
 from tests.fakes.checkpoints import FAMILIES
 from tests.fakes.cuda.device import fake_gpu
 from tests.fakes.cuda.runtime import GpuKind
@@ -22,6 +22,10 @@ from tests.fakes.packed_checkpoints import Packed, packed_checkpoint
 from tests.fakes.quantized_checkpoints import Recipe, mxfp4_checkpoint, quantize_checkpoint
 
 GPUS = {"sm_90": GpuKind(), "sm_80": GpuKind("NVIDIA A100", (8, 0), 108)}
+ALL_BATCHES: tuple[dict[str, Any], ...] = ({}, {"async_scheduling": False})
+"""Settings with which every way to sample is tried."""
+DECODE_TWICE = ("gemma3_text", "llama")
+"""One family with windows and one without: a decode that follows another."""
 RESULT = "pagefleet_engine.worker.model_runner.LaunchedStep.result"
 
 
@@ -41,14 +45,15 @@ def cases(fast: Iterable[Any], all_of_them: Iterable[Any]) -> list[Any]:
 def test_every_family_computes_what_a_cpu_does(
     family: str, make_checkpoint: Callable[..., Path], on_cpu: Callable[..., list[list[int]]]
 ) -> None:
-    served = serve(make_checkpoint(family), computes=True, dtype="float32")
+    settings: dict[str, Any] = {"dtype": "float32", "num_tokens": NUM_GREEDY + (family in DECODE_TWICE)}
+    served = serve(make_checkpoint(family), batches=MIXED, computes=True, **settings)
     check(served)
-    assert served.tokens == on_cpu(make_checkpoint(family), dtype="float32")
+    assert served.tokens == on_cpu(make_checkpoint(family), **settings)
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "llama"])
 def test_every_family_serves(family: str, make_checkpoint: Callable[..., Path]) -> None:
-    check(serve(make_checkpoint(family, dtype="bfloat16")))
+    check(serve(make_checkpoint(family, dtype="bfloat16"), batches=MIXED))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # what torch.compile imports
@@ -73,7 +78,8 @@ def test_every_family_serves(family: str, make_checkpoint: Callable[..., Path]) 
 def test_every_setting_serves(
     settings: dict[str, Any], kind: str, make_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
-    check(serve(make_checkpoint("llama", dtype="bfloat16"), GPUS[kind], cache_dir=str(tmp_path), **settings))
+    folder, batches = make_checkpoint("llama", dtype="bfloat16"), ALL if settings in ALL_BATCHES else MIXED
+    check(serve(folder, GPUS[kind], batches=batches, cache_dir=str(tmp_path), **settings))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -90,11 +96,11 @@ def test_logits_processors_serve(
 
 
 def test_a_prefix_shared_beside_windows_serves(make_checkpoint: Callable[..., Path]) -> None:
-    check(serve(make_checkpoint("gemma3_text", dtype="bfloat16"), cascade_attention=True))
+    check(serve(make_checkpoint("gemma3_text", dtype="bfloat16"), batches=MIXED, cascade_attention=True))
 
 
 INT8, FP8 = Recipe("int", "channel"), Recipe("float", "channel")
-AWQ = Packed("awq", zeros=True)
+AWQ, ORDERED = Packed("awq", zeros=True), Packed("gptq", zeros=True, ordered=True)
 FIXED, BLOCKS = Recipe("float", "tensor", "tensor"), Recipe("float", "block", "group", (16, 16), plain_fp8=True)
 
 
@@ -103,7 +109,7 @@ def test_every_quantized_checkpoint_computes_what_a_cpu_does(
     recipe: Recipe, make_checkpoint: Callable[..., Path], on_cpu: Callable[..., list[list[int]]], tmp_path: Path
 ) -> None:
     folder = quantize_checkpoint(make_checkpoint("llama"), tmp_path / "quantized", recipe)
-    served = serve(folder, computes=True, dtype="float32")
+    served = serve(folder, batches=MIXED, computes=True, dtype="float32")
     check(served)
     assert served.tokens == on_cpu(folder, dtype="float32")
 
@@ -117,27 +123,30 @@ def test_numbers_of_a_few_bits_compute_what_a_cpu_does(
     packed: Packed, make_checkpoint: Callable[..., Path], on_cpu: Callable[..., list[list[int]]], tmp_path: Path
 ) -> None:
     folder = packed_checkpoint(make_checkpoint("llama"), tmp_path / "packed", packed)
-    served = serve(folder, computes=True, dtype="float32")
+    served = serve(folder, batches=MIXED, computes=True, dtype="float32")
     check(served)
     assert served.tokens == on_cpu(folder, dtype="float32")
 
 
 @pytest.mark.parametrize("recipe", [FIXED, BLOCKS], ids=str)
 def test_every_kind_of_scale_serves(recipe: Recipe, make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
-    check(serve(quantize_checkpoint(make_checkpoint("llama", dtype="bfloat16"), tmp_path / "quantized", recipe)))
+    folder = quantize_checkpoint(make_checkpoint("llama", dtype="bfloat16"), tmp_path / "quantized", recipe)
+    check(serve(folder, batches=MIXED))
 
 
+@pytest.mark.parametrize("packed", cases((ORDERED,), (ORDERED, AWQ)), ids=str)
 def test_experts_of_a_few_bits_compute_what_a_cpu_does(
-    make_checkpoint: Callable[..., Path], on_cpu: Callable[..., list[list[int]]], tmp_path: Path
+    packed: Packed, make_checkpoint: Callable[..., Path], on_cpu: Callable[..., list[list[int]]], tmp_path: Path
 ) -> None:
-    folder = packed_checkpoint(make_checkpoint("qwen3_moe", moe_intermediate_size=64), tmp_path / "packed", AWQ)
-    served = serve(folder, computes=True, dtype="float32")
+    folder = packed_checkpoint(make_checkpoint("qwen3_moe", moe_intermediate_size=64), tmp_path / "packed", packed)
+    served = serve(folder, batches=MIXED, computes=True, dtype="float32")
     check(served)
     assert served.tokens == on_cpu(folder, dtype="float32")
 
 
 def test_experts_in_four_bits_serve(make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
-    check(serve(mxfp4_checkpoint(make_checkpoint("gpt_oss", dtype="bfloat16"), tmp_path / "mxfp4")))
+    folder = mxfp4_checkpoint(make_checkpoint("gpt_oss", dtype="bfloat16"), tmp_path / "mxfp4")
+    check(serve(folder, batches=MIXED))
 
 
 @pytest.mark.nightly
@@ -145,19 +154,20 @@ def test_experts_in_four_bits_compute_what_a_cpu_does(
     make_checkpoint: Callable[..., Path], on_cpu: Callable[..., list[list[int]]], tmp_path: Path
 ) -> None:
     folder = mxfp4_checkpoint(make_checkpoint("gpt_oss"), tmp_path / "mxfp4")
-    served = serve(folder, computes=True, dtype="float32")
+    served = serve(folder, batches=MIXED, computes=True, dtype="float32")
     check(served)
     assert served.tokens == on_cpu(folder, dtype="float32")
 
 
 FLASH: dict[str, Any] = {"attention_backend": "flash", "block_size": 256, "num_kv_blocks": 64}
+AUTO = FLASH | {"attention_backend": "auto"}
 ATTENDS = "torch_attn::_varlen_attn"
 
 
 @pytest.mark.parametrize("graphs", ["none", "piecewise", "full", "full_and_piecewise"])
 def test_flash_attention_serves_in_graphs_and_without(graphs: str, make_checkpoint: Callable[..., Path]) -> None:
     with fake_flash(2) as flash:
-        served = serve(make_checkpoint("llama", dtype="bfloat16"), cuda_graphs=graphs, **FLASH)
+        served = serve(make_checkpoint("llama", dtype="bfloat16"), batches=MIXED, cuda_graphs=graphs, **FLASH)
     check(served)
     assert flash.calls
     held = [any(launched.name.startswith(ATTENDS) for launched in graph) for graph in served.graphs]
@@ -171,7 +181,7 @@ def test_flash_attention_with_windows_computes_what_a_cpu_does(
 ) -> None:
     folder = make_checkpoint("gemma3_text", dtype="float16")
     with fake_flash(2):
-        served = serve(folder, computes=True, **FLASH)
+        served = serve(folder, batches=MIXED, computes=True, **FLASH)
     check(served)
     assert served.tokens == on_cpu(folder)
 
@@ -183,7 +193,7 @@ def test_flash_attention_3_is_taken_where_it_is_and_reads_small_blocks(
     monkeypatch.setattr(flash_backend, "newest_flash", lambda device: 3)
     monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", activated.append)
     with fake_flash(3) as flash:
-        check(serve(make_checkpoint("llama", dtype="bfloat16"), attention_backend="flash"))
+        check(serve(make_checkpoint("llama", dtype="bfloat16"), batches=MIXED, attention_backend="flash"))
     assert set(activated) == {"FA3"}
     assert flash.calls
 
@@ -216,8 +226,12 @@ def test_where_it_was_measured_to_be_faster_auto_takes_it_layer_by_layer(
 ) -> None:
     monkeypatch.setattr(runner_factory, "FLASH_IS_FASTER", {"sm_90"})
     with fake_flash(2) as flash:
-        check(serve(make_checkpoint("llama", dtype="bfloat16"), **(FLASH | {"attention_backend": "auto"})))
+        check(
+            serve(make_checkpoint("llama", dtype="bfloat16"), batches=MIXED, **(FLASH | {"attention_backend": "auto"}))
+        )
         assert flash.calls
         flash.calls.clear()
-        check(serve(make_checkpoint("gemma2", dtype="bfloat16"), **(FLASH | {"attention_backend": "auto"})))
+        check(
+            serve(make_checkpoint("gemma2", dtype="bfloat16"), batches=MIXED, **(FLASH | {"attention_backend": "auto"}))
+        )
         assert flash.calls == []

@@ -13,7 +13,7 @@ from pagefleet_engine.layers.moe.exchange import own_experts
 from pagefleet_engine.layers.moe.expert_slots import EXPERT_NAMES, expert_slots
 from pagefleet_engine.layers.moe.experts import Experts, HostExperts, over_scaled_inputs
 from pagefleet_engine.layers.moe.grouped_experts import GroupedExperts
-from pagefleet_engine.layers.moe.native_experts import NativeExperts
+from pagefleet_engine.layers.moe.native_experts import NativeExperts, native_experts
 from pagefleet_engine.layers.moe.routing import NOWHERE, Routes
 from pagefleet_engine.layers.quantization_scheme import Quantization, QuantizationScheme, Rule
 from pagefleet_engine.layers.shard import Shard, own_share, shard_of
@@ -37,12 +37,14 @@ SCHEMES: dict[str, dict[str, Any] | None] = {
     "int8": {"number": "int8", "weight_scales": "channel", "input_scales": "token"},
     "fp8 on load": {"number": "fp8", "weight_scales": "channel", "input_scales": "token", "on_load": True},
 }
-EXPERTS: dict[str, Callable[[int, int], Experts]] = {
-    "host": lambda count, width: HostExperts(count, HIDDEN, width, "silu"),
-    "grouped": lambda count, width: GroupedExperts(count, "silu"),
+EXPERTS: dict[str, Callable[[int, Shard, Placement], Experts | None]] = {
+    "host": lambda count, width, place: HostExperts(count, HIDDEN, width.size, "silu"),
+    "grouped": lambda count, width, place: GroupedExperts(count, "silu"),
 }
 if libraries := native_libraries():
-    EXPERTS["native"] = lambda count, width: NativeExperts(libraries[0], count, HIDDEN, width, "silu", torch.float32)
+    EXPERTS["native"] = lambda count, width, place: native_experts(
+        count, HIDDEN, width, "silu", (place.within("w").scheme(1),) * 2, replace(place, native=libraries[0])
+    )
 ALL = Shard(NUM_EXPERTS, (range(NUM_EXPERTS),))
 
 
@@ -104,7 +106,8 @@ EXCHANGES = [("width", 1), ("width", 2), ("tensor", 2), ("tensor", 4), *((name, 
 
 @pytest.mark.parametrize(("exchange", "size"), EXCHANGES)
 @pytest.mark.parametrize(
-    ("kind", "form"), [(kind, form) for kind in EXPERTS for form in SCHEMES if kind != "native" or form == "plain"]
+    ("kind", "form"),
+    [(kind, form) for kind in EXPERTS for form in SCHEMES if kind != "native" or form in ("plain", "int8")],
 )
 @torch.inference_mode()
 def test_every_combination(kind: str, form: str, exchange: str, size: int) -> None:
@@ -124,7 +127,13 @@ def test_every_combination(kind: str, form: str, exchange: str, size: int) -> No
         width = own_share(WIDTH, ranks, "experts", BLOCK) if exchange == "width" else shard_of(WIDTH)
         share = own_experts(NUM_EXPERTS, place)
         own, way = share.experts, share.exchange
-        experts, names = EXPERTS[kind](own.size, width.size), EXPERT_NAMES
+        experts, names = EXPERTS[kind](own.size, width, place), EXPERT_NAMES
+        if experts is None:
+            experts = EXPERTS["host"](own.size, width, place)
+        assert experts is not None
+        assert kind != "native" or isinstance(experts, NativeExperts) or (form, exchange, size) == ("int8", "width", 2)
+        if isinstance(experts, NativeExperts):
+            place = replace(place, native=libraries[0])
         slots = [
             *expert_slots(names.gate_up, own, HIDDEN, (width, width), place, experts.install_gate_up),
             *expert_slots(names.down, own, width, (HIDDEN,), place, experts.install_down),
@@ -149,11 +158,16 @@ def test_every_combination(kind: str, form: str, exchange: str, size: int) -> No
     assert not found[0][-1].any()
 
 
-def filled(kind: str) -> Experts:
+def filled(kind: str, form: str = "plain") -> Experts:
     """All of the checkpoint's, on one rank."""
-    tensors, _ = checkpoint(None)
-    place = Placement(torch.float32, torch.device("cpu"), kind == "grouped")
-    experts = EXPERTS[kind](NUM_EXPERTS, WIDTH)
+    fields = SCHEMES[form]
+    scheme = None if fields is None else QuantizationScheme(**fields)
+    tensors, _ = checkpoint(scheme)
+    quantization = None if scheme is None else Quantization(rules=(Rule(("Linear",), scheme),))
+    native = native_libraries()[0] if kind == "native" else None
+    place = Placement(torch.float32, torch.device("cpu"), kind == "grouped", quantization, native=native)
+    experts = EXPERTS[kind](NUM_EXPERTS, shard_of(WIDTH), place)
+    assert experts is not None
     for name, destination in weight_map(
         [
             *expert_slots(EXPERT_NAMES.gate_up, ALL, HIDDEN, (WIDTH, WIDTH), place, experts.install_gate_up),
@@ -165,9 +179,10 @@ def filled(kind: str) -> Experts:
 
 
 @pytest.mark.skipif("native" not in EXPERTS, reason="the kernels of the CPU were not compiled")
+@pytest.mark.parametrize("form", ["plain", "int8"])
 @torch.inference_mode()
-def test_compiled_experts_move_as_they_are() -> None:
-    experts, x = filled("native"), torch.randn(ROWS, HIDDEN)
+def test_compiled_experts_move_as_they_are(form: str) -> None:
+    experts, x = filled("native", form), torch.randn(ROWS, HIDDEN)
     before, found = experts(x, routes()), routes()
     held = [experts.stored(expert) for expert in range(NUM_EXPERTS)]
     for slot, stored in enumerate(reversed(held)):

@@ -25,6 +25,7 @@ from torch import Tensor
 from tests.engine.loader.test_packed import edit, load, logits, refusal, stored
 from tests.fakes.checkpoints import reference_model
 from tests.fakes.coded_checkpoints import Coded, coded_checkpoint
+from tests.fakes.native_kernels import native_library
 
 CPU = torch.device("cpu")
 Make = Callable[..., Path]
@@ -46,6 +47,15 @@ def test_logits_are_those_of_transformers_with_what_the_codes_mean(how: Coded, c
     torch.testing.assert_close(logits(load(folder)), expected, rtol=1e-3, atol=2e-3)
 
 
+@pytest.mark.parametrize("how", FORMATS, ids=str)
+def test_compiled_kernels_give_the_logits_of_expanded_weights(how: Coded, coded: Callable[[Coded], Path]) -> None:
+    """But for the rounding of inputs to 8 bits, and of bitsandbytes' floats."""
+    folder, placement = coded(how), Placement(torch.float32, CPU, False, native=native_library())
+    found, expected = logits(load_model(folder, read_arch(folder), placement, "auto", 0)), logits(load(folder))
+    assert not torch.equal(found, expected)
+    assert (found - expected).norm() < 0.1 * expected.norm()
+
+
 def test_the_estimate_is_what_is_kept(coded: Callable[[Coded], Path]) -> None:
     folder = coded(NVFP4)
     arch = read_arch(folder)
@@ -53,12 +63,14 @@ def test_the_estimate_is_what_is_kept(coded: Callable[[Coded], Path]) -> None:
     codes = sum(part.numel() for name, part in tensors.items() if name.endswith("packed"))
     scales = sum(part.numel() for name, part in tensors.items() if name.endswith("weight_scale"))
     rows = sum(len(part) for name, part in tensors.items() if name.endswith("weight_scale"))
-    for use_kernels in (False, True):
-        placement = Placement(torch.float32, CPU, use_kernels, arch.quantization)
+    native = Placement(torch.float32, CPU, False, arch.quantization, native=native_library())
+    for placement in (*(Placement(torch.float32, CPU, one, arch.quantization) for one in (False, True)), native):
         estimated = weight_bytes(arch, build_model(arch, placement).weights(), placement)
         plain = replace(placement, quantization=None)
         expanded = weight_bytes(arch, build_model(arch, plain).weights(), plain)
-        kept = codes + scales + 4 * rows if use_kernels else 8 * codes
+        kept = 8 * codes
+        if placement.use_kernels or placement.native is not None:
+            kept = codes + (scales if placement.use_kernels else 2 * scales) + 4 * rows
         assert estimated == expanded - 8 * codes + kept
 
 

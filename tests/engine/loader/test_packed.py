@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tests.fakes.checkpoints import reference_model
 from tests.fakes.dense_attention import DenseSequence, DenseStep
-from tests.fakes.native_kernels import native_library
+from tests.fakes.native_kernels import experts_one_by_one, native_library
 from tests.fakes.packed_checkpoints import Packed, awq_words, packed_checkpoint
 
 CPU = torch.device("cpu")
@@ -35,6 +35,7 @@ FORMATS = [
     Packed("gptq_v2", 8, zeros=True),
     Packed("int-quantized", 8, group=None, zeros=True),
 ]
+W4A8 = Packed("pack-quantized", inputs="int")
 GPTQ = Packed("gptq", zeros=True, ordered=True)
 O_PROJ = "model.layers.0.self_attn.o_proj"
 
@@ -89,6 +90,27 @@ def test_compiled_kernels_give_the_logits_of_expanded_weights(how: Packed, packe
     expected = logits(load(folder))
     assert not torch.equal(found, expected)
     assert (found - expected).norm() < 0.1 * expected.norm()
+
+
+@pytest.mark.parametrize("how", [Packed("awq", zeros=True), Packed("gptq", 3), W4A8, FORMATS[-1]], ids=str)
+def test_layers_of_experts_are_what_their_products_are(how: Packed, make_checkpoint: Make, tmp_path: Path) -> None:
+    """But for what is rounded the other way."""
+    folder = packed_checkpoint(make_checkpoint("qwen3_moe", moe_intermediate_size=64), tmp_path / "packed", how)
+    arch, placement = read_arch(folder), Placement(torch.float32, CPU, False, native=native_library())
+    found = logits(load_model(folder, arch, placement, "auto", 0))
+    with experts_one_by_one():
+        expected = logits(load_model(folder, arch, placement, "auto", 0))
+    assert not torch.equal(found, expected)
+    assert (found - expected).norm() < 0.01 * expected.norm()
+
+
+def test_experts_in_act_order_are_products_one_by_one(make_checkpoint: Make, tmp_path: Path) -> None:
+    source = make_checkpoint("qwen3_moe", moe_intermediate_size=64)
+    folder = packed_checkpoint(source, tmp_path / "packed", FORMATS[1])
+    arch, placement = read_arch(folder), Placement(torch.float32, CPU, False, native=native_library())
+    found = logits(load_model(folder, arch, placement, "auto", 0))
+    with experts_one_by_one():
+        assert torch.equal(found, logits(load_model(folder, arch, placement, "auto", 0)))
 
 
 @pytest.mark.parametrize("how", FORMATS, ids=str)

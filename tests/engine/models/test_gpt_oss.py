@@ -15,11 +15,13 @@ from pagefleet_engine.loader.memory import weight_bytes
 from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.models.model import Model, build_model
 from pagefleet_engine.ranks.group import Alone, RankGroup
+from pagefleet_kernels.native.library import Library
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.fakes.checkpoints import reference_model
 from tests.fakes.dense_attention import DenseSequence, DenseStep
+from tests.fakes.native_kernels import experts_one_by_one, native_library
 from tests.fakes.paged_step import paged_step
 from tests.fakes.quantized_checkpoints import mxfp4_checkpoint
 from tests.fakes.ranks import on_ranks
@@ -35,8 +37,15 @@ def folder(make_checkpoint: Make, tmp_path: Path) -> Path:
     return mxfp4_checkpoint(make_checkpoint("gpt_oss"), tmp_path / "mxfp4")
 
 
-def load(folder: Path, ranks: RankGroup | None = None, *, kernels: bool = False, whole: bool = False) -> Model:
-    place = Placement(torch.float32, CPU, use_kernels=kernels, tensor=ranks or Alone(), expert_parallel=whole)
+def load(
+    folder: Path,
+    ranks: RankGroup | None = None,
+    *,
+    kernels: bool = False,
+    whole: bool = False,
+    native: Library | None = None,
+) -> Model:
+    place = Placement(torch.float32, CPU, kernels, tensor=ranks or Alone(), expert_parallel=whole, native=native)
     return load_model(folder, read_arch(folder), place, "auto", 0)
 
 
@@ -51,6 +60,19 @@ def logits(model: Model, *, kernels: bool = False) -> Tensor:
 def test_four_bits_are_the_numbers_that_they_stand_for(kernels: bool, folder: Path) -> None:
     expected = reference_model(Path(f"{folder}-plain"))(TOKENS[None]).logits[0]
     torch.testing.assert_close(logits(load(folder, kernels=kernels), kernels=kernels), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_compiled_kernels_multiply_four_bits(size: int, folder: Path) -> None:
+    """By inputs that are rounded to eight: as a layer, and one by one."""
+    native = native_library()
+    found = on_ranks(size, lambda ranks: logits(load(folder, ranks, native=native)))
+    with experts_one_by_one():
+        expected = logits(load(folder, native=native))
+    exact = logits(load(folder))
+    for each in found:
+        assert (each - expected).norm() < 0.02 * expected.norm()
+        assert not torch.equal(each, exact)
 
 
 @pytest.mark.parametrize("kernels", [False, True])
@@ -79,12 +101,13 @@ def test_memory_is_reckoned_as_it_is_kept(folder: Path) -> None:
     numbers = 3 * 8 * 3 * 64 * 96
     arch, plain = read_arch(folder), read_arch(Path(f"{folder}-plain"))
     four_bits = numbers // 2 + numbers // 32
-    for kernels, moves, kept in (
-        (False, False, 2 * numbers),
-        (False, True, 2 * numbers + four_bits),
-        (True, False, four_bits),
+    for kernels, moves, native, kept in (
+        (False, False, None, 2 * numbers),
+        (False, True, None, 2 * numbers + four_bits),
+        (True, False, None, four_bits),
+        (False, False, native_library(), four_bits + numbers // 32),
     ):
-        place = Placement(torch.bfloat16, CPU, use_kernels=kernels, traceable=moves)
+        place = Placement(torch.bfloat16, CPU, use_kernels=kernels, traceable=moves, native=native)
         float_bytes = weight_bytes(plain, build_model(plain, place).weights(), place)
         quantized = replace(place, quantization=arch.quantization)
         own_bytes = weight_bytes(arch, build_model(arch, quantized).weights(), quantized)

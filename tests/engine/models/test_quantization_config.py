@@ -16,6 +16,7 @@ from pagefleet_engine.layers.quantization_scheme import (
 )
 from pagefleet_engine.models.quantization_config import read_quantization, settle_quantization
 from pagefleet_protocol.model_config.fields import ConfigFields, ModelConfigError
+from transformers import BitsAndBytesConfig
 
 from tests.fakes.architectures import llama_arch
 from tests.fakes.packed_checkpoints import Packed
@@ -126,6 +127,16 @@ def test_orders_that_are_undone_in_the_file(order: str | None) -> None:
     found = packed(config)
     assert found is not None
     assert not found.act_order
+
+
+def test_4_bits_of_bitsandbytes_are_fp4_unless_they_say_nf4() -> None:
+    """As transformers, whose configuration that is, takes one without its kind."""
+    usual = BitsAndBytesConfig(load_in_4bit=True).to_dict()
+    without = {name: value for name, value in usual.items() if name != "bnb_4bit_quant_type"}
+    found = [read(section) for section in (usual, without)]
+    assert usual["bnb_4bit_quant_type"] == "fp4"
+    assert found[0] == found[1]
+    assert "fp4" in found[0].rules[0].scheme.describe()
 
 
 def test_layers_that_awq_leaves_out() -> None:

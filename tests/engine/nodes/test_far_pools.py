@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from pagefleet_engine.errors import ConfigError
-from pagefleet_engine.executor.rank_pages import KVShard
 from pagefleet_engine.nodes import far_pools
 from pagefleet_engine.nodes.far_pools import FarPools, PoolServer
+from pagefleet_kv.port import KVShard
 from pagefleet_protocol.fleet_key import FleetKey
 
 KEY = FleetKey(b"s" * 40)

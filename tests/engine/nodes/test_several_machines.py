@@ -380,7 +380,7 @@ def test_a_rank_that_hangs_in_a_step_on_another_machine_is_noticed(
     monkeypatch.setattr(hang_watch, "HANG_S", 2.0)
     executor, follower = scene.pair()
     with pytest.raises(
-        EngineDead, match=f"rank 1 on {HOST} has done nothing within a step for . s: the engine must be"
+        EngineDead, match=rf"rank 1 on {HOST} has done nothing within a step for \d+ s: the engine must be"
     ):
         end_of(executor, executor.launch(plan(0, "hang-1")))
     assert "the leader has ended (rank 1 on" in follower.end()

@@ -29,14 +29,17 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from tests.fakes.dense_attention import DenseSequence, DenseStep
+from tests.fakes.packed_checkpoints import Packed, packed_checkpoint
 from tests.fakes.paged_step import paged_step
 from tests.fakes.quantized_checkpoints import Recipe, mxfp4_checkpoint, quantize_checkpoint
 from tests.fakes.ranks import in_memory, on_ranks
+from tests.grids import each_once
 
 Make = Callable[..., Path]
 CPU = torch.device("cpu")
 BACKENDS: tuple[All2All, ...] = ("allgather_reducescatter", "all2allv")
 NUM_EXPERTS, TOP_K, HIDDEN = 7, 3, 5
+ORDERED = Packed("gptq", zeros=True, ordered=True)
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -75,12 +78,13 @@ def _factors(routes: Routes, first: int = 0) -> Tensor:
     return (routes.weights_TK * (routes.experts_TK + first + 1) * goes).sum(-1)
 
 
+@pytest.mark.parametrize("steps", [1_000, pytest.param(10_000, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_ten_thousand_steps_with_ranks_that_have_no_tokens(backend: All2All) -> None:
+def test_many_steps_with_ranks_that_have_no_tokens(backend: All2All, steps: int) -> None:
     def rank(ranks: RankGroup) -> float:
         share = own_experts(NUM_EXPERTS, placed(backend, data=ranks))
         dice, generator, worst = random.Random(ranks.index), torch.Generator().manual_seed(ranks.index), 0.0
-        for _ in range(10_000):
+        for _ in range(steps):
             x_TD, routes = routed(dice.choice((0, 0, 1, 2, 9)), generator)
             out_TD = through(share, x_TD, routes)
             assert out_TD.shape == x_TD.shape
@@ -125,15 +129,18 @@ def logits(model: Model, prompts: list[Tensor]) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-    ("family", "size"),
-    [("mixtral", 2), ("qwen2_moe", 3), ("qwen3_moe", 4), ("deepseek_v3", 3), ("granitemoe", 2), ("llama4_text", 2)],
+    ("copies", "backend"),
+    each_once(
+        [("mixtral", 2), ("qwen2_moe", 3), ("granitemoe", 2), ("qwen3_moe", 4), ("deepseek_v3", 3), ("llama4_text", 2)],
+        BACKENDS,
+    ),
 )
 def test_each_copy_computes_what_one_rank_would(
-    family: str, size: int, backend: All2All, make_checkpoint: Make
+    copies: tuple[str, int], backend: All2All, make_checkpoint: Make
 ) -> None:
     """Prompts of different lengths on each, and steps in which some have none."""
+    family, size = copies
     folder = make_checkpoint(family)
     lengths = [[7, 0, 3, 40], [1, 5, 0, 0], [0, 0, 2, 9], [3, 1, 0, 0]]
     prompts = [[torch.arange(3, 3 + length) for length in own] for own in lengths]
@@ -149,6 +156,40 @@ def test_each_copy_computes_what_one_rank_would(
 
 
 @torch.inference_mode()
+def greedy(model: Model, prompts: list[Tensor], num_tokens: int) -> Tensor:
+    """Likeliest tokens [prompts, num_tokens] of texts side by side, or nothing after as many steps without any."""
+    texts, sequences, pending = list(prompts), [DenseSequence() for _ in prompts], list(prompts)
+    for _ in range(num_tokens):
+        if not pending:
+            model.forward(torch.arange(0), torch.arange(0), NoTokens())
+            continue
+        positions = [torch.arange(len(text) - len(new), len(text)) for text, new in zip(texts, pending, strict=True)]
+        step = DenseStep([(sequence, len(new)) for sequence, new in zip(sequences, pending, strict=True)])
+        hidden = model.forward(torch.cat(pending), torch.cat(positions), step)
+        ends = torch.tensor([len(new) for new in pending]).cumsum(0) - 1
+        pending = list(model.logits(hidden[ends]).argmax(-1, keepdim=True))
+        texts = [torch.cat(pair) for pair in zip(texts, pending, strict=True)]
+    return torch.stack([text[-num_tokens:] for text in texts]) if texts else torch.empty(0, num_tokens)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("family", "size"), [("granitemoe", 2), ("qwen3_moe", 4)])
+def test_greedy_tokens_over_copies_are_those_of_one_rank(
+    family: str, size: int, backend: All2All, make_checkpoint: Make
+) -> None:
+    """One of four copies has no texts."""
+    folder, lengths = make_checkpoint(family), [[7, 40], [1, 5, 12], [], [3]]
+    prompts = [[torch.arange(3 + length, 3 + 2 * length) for length in own] for own in lengths]
+    alone = load(folder, Placement(torch.float32, CPU, use_kernels=False))
+
+    def rank(ranks: RankGroup) -> Tensor:
+        return greedy(load(folder, placed(backend, data=ranks)), prompts[ranks.index], 12)
+
+    for own, tokens in zip(prompts, on_ranks(size, rank), strict=False):
+        assert torch.equal(tokens, greedy(alone, own, 12))
+
+
+@torch.inference_mode()
 def logits_in_halves(model: Model, turns: Turns, prompt: Tensor) -> Tensor:
     """Of a prompt whose second half attends to the first."""
     sequence, cut, positions = DenseSequence(), len(prompt) // 2, torch.arange(len(prompt))
@@ -160,12 +201,14 @@ def logits_in_halves(model: Model, turns: Turns, prompt: Tensor) -> Tensor:
     return model.logits(torch.cat(turns.take(half(slice(cut)), half(slice(cut, None)))))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("family", "size"), [("qwen3_moe", 2), ("deepseek_v3", 3), ("llama4_text", 2)])
+@pytest.mark.parametrize(
+    ("copies", "backend"), each_once([("qwen3_moe", 2), ("deepseek_v3", 3), ("llama4_text", 2)], BACKENDS)
+)
 def test_a_step_in_halves_computes_what_one_rank_would(
-    family: str, size: int, backend: All2All, make_checkpoint: Make
+    copies: tuple[str, int], backend: All2All, make_checkpoint: Make
 ) -> None:
     """Between steps that are whole, some of which have no tokens on a rank."""
+    family, size = copies
     folder, store = make_checkpoint(family), HashStore()
     lengths = [[40, 7, 2, 33], [3, 0, 21, 6], [2, 9, 2, 17]]
     prompts = [[torch.arange(3, 3 + length) for length in own] for own in lengths]
@@ -241,12 +284,14 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("redundant", [0, 3])
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("way", "size"), [("tensor", 2), ("tensor", 4), *((backend, 3) for backend in BACKENDS)])
+@pytest.mark.parametrize(
+    ("form", "ranks", "redundant"),
+    each_once([*FORMS], [("tensor", 2), (BACKENDS[0], 3), ("tensor", 4), (BACKENDS[1], 3)], [0, 3]),
+)
 def test_experts_that_move_compute_the_same(
-    way: str, size: int, form: str, redundant: int, make_checkpoint: Make, tmp_path: Path
+    form: str, ranks: tuple[str, int], redundant: int, make_checkpoint: Make, tmp_path: Path
 ) -> None:
+    way, size = ranks
     folder, recipe = make_checkpoint("qwen2_moe"), FORMS[form]
     if recipe is not None:
         folder = quantize_checkpoint(folder, tmp_path / "quantized", recipe)
@@ -291,16 +336,24 @@ def test_experts_move_between_all_ranks_of_several_copies(backend: All2All, make
         assert after == found[0][2], "all know it"
 
 
-@pytest.mark.parametrize("use_kernels", [False, True])
-@pytest.mark.parametrize("family", ["gpt_oss", "gpt_oss mxfp4", "llama4_text", "qwen3_moe"])
+@pytest.mark.parametrize(
+    ("family", "use_kernels"),
+    [
+        pytest.param(family, kernels, marks=() if kernels != (family == "qwen3_moe") else pytest.mark.nightly)
+        for family in ("gpt_oss", "gpt_oss mxfp4", "llama4_text", "qwen3_moe", "qwen3_moe ordered")
+        for kernels in (False, True)
+    ],
+)
 def test_experts_in_pages_that_move_compute_the_same(
     family: str, use_kernels: bool, make_checkpoint: Make, tmp_path: Path
 ) -> None:
     """Also on the kernels' twins, in place; biases move too."""
     family, _, form = family.partition(" ")
     folder, prompts = make_checkpoint(family), MOVED[:9]
-    if form:
-        folder = mxfp4_checkpoint(folder, tmp_path / "mxfp4")
+    if form == "mxfp4":
+        folder = mxfp4_checkpoint(folder, tmp_path / form)
+    elif form:
+        folder = packed_checkpoint(make_checkpoint(family, moe_intermediate_size=64), tmp_path / form, ORDERED)
 
     @torch.inference_mode()
     def run(model: Model, before: Callable[[], None]) -> Tensor:

@@ -49,6 +49,7 @@ def test_two_copies_that_share_experts_give_the_tokens_of_one_gpu(
 
 
 @pytest.mark.parametrize("ranks", [(2, 1), (1, 2)], ids=str)
-def test_kv_passes_between_engines_of_one_gpu_and_of_two(ranks: tuple[int, int]) -> None:
-    found = check_engines("tcp", "cuda", 120, ranks=ranks)
+@pytest.mark.parametrize("plane", ["tcp", "cuda_ipc"])
+def test_kv_passes_between_engines_of_one_gpu_and_of_two(plane: str, ranks: tuple[int, int]) -> None:
+    found = check_engines(plane, "cuda", 120, ranks=ranks)
     assert found["ok"], found["why"]

@@ -30,6 +30,7 @@ from tests.fakes.packed_checkpoints import Packed, packed_checkpoint
 from tests.fakes.paged_step import paged_step
 from tests.fakes.quantized_checkpoints import Recipe, quantize_checkpoint
 from tests.fakes.ranks import on_ranks
+from tests.grids import each_once
 
 Make = Callable[..., Path]
 CPU = torch.device("cpu")
@@ -109,8 +110,7 @@ def mostly_near(distances: Tensor) -> bool:
     return bool((distances < 1e-4).float().mean() > 0.7)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "size"), each_once([*CASES], [2, 3, 4]))
 def test_every_family_over_ranks(case: str, size: int, make_checkpoint: Make) -> None:
     family, config = CASES[case]
     if size == 3:
@@ -118,8 +118,7 @@ def test_every_family_over_ranks(case: str, size: int, make_checkpoint: Make) ->
     assert compare(make_checkpoint(family, **config), size).max() < 1e-4
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "size"), each_once([*CASES], [3, 2]))
 def test_every_family_with_tokens_of_its_own_on_each_rank(case: str, size: int, make_checkpoint: Make) -> None:
     """Steps of 48 tokens and of 3: they divide, and do not."""
     family, config = CASES[case]
@@ -139,8 +138,7 @@ def test_quantized_forms_with_tokens_of_its_own_on_each_rank(form: str, make_che
     assert mostly_near(compare(folder, 2, sequence_parallel=True))
 
 
-@pytest.mark.parametrize("family", ["llama", "phi3", "bloom", "gemma3n_text"])
-@pytest.mark.parametrize("form", RECIPES)
+@pytest.mark.parametrize(("form", "family"), each_once([*RECIPES], ["llama", "phi3", "bloom", "gemma3n_text"]))
 def test_every_quantized_form_over_ranks(form: str, family: str, make_checkpoint: Make, tmp_path: Path) -> None:
     folder = quantize_checkpoint(make_checkpoint(family), tmp_path / "quantized", RECIPES[form])
     assert mostly_near(compare(folder, 4))
@@ -154,19 +152,20 @@ def test_quantized_on_load_over_ranks(family: str, make_checkpoint: Make) -> Non
 
 
 @pytest.mark.parametrize(
-    "form", [None, Recipe("float", "tensor", "tensor"), Recipe("float", "block", "group", (16, 16))]
-)
-@pytest.mark.parametrize(
-    ("family", "way"),
-    [
-        *itertools.product(["llama", "gemma3_text", "gemma3n_text", "olmo2"], ["", "sequence_parallel"]),
-        *itertools.product(["qwen2_moe", "glm4_moe"], ["", "expert_parallel"]),
-    ],
+    ("over", "form"),
+    each_once(
+        [
+            *itertools.product(["llama", "gemma3_text", "gemma3n_text", "olmo2"], ["", "sequence_parallel"]),
+            *itertools.product(["qwen2_moe", "glm4_moe"], ["", "expert_parallel"]),
+        ],
+        [Recipe("float", "block", "group", (16, 16)), Recipe("float", "tensor", "tensor"), None],
+    ),
 )
 def test_the_path_of_a_gpu_over_ranks(
-    way: str, family: str, form: Recipe | None, make_checkpoint: Make, tmp_path: Path
+    over: tuple[str, str], form: Recipe | None, make_checkpoint: Make, tmp_path: Path
 ) -> None:
     """On the kernels' twins: sums that products leave to the next norm, inputs that come rounded."""
+    family, way = over
     folder = make_checkpoint(family, attention_bias=True)
     ways: dict[str, Any] = {way: True} if way else {}
     if form is not None:
@@ -181,8 +180,7 @@ def test_the_path_of_a_gpu_over_ranks(
     assert mostly_near((on_ranks(2, prefill)[1] - prefill(Alone())).abs().amax(-1))
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.parametrize(("family", "size"), each_once(MIXTURES, [2, 3, 4]))
 def test_whole_experts_on_ranks(family: str, size: int, make_checkpoint: Make) -> None:
     """Eight experts, or four, on three ranks too."""
     folder = make_checkpoint(family, **(THREES if size == 3 else {}))
@@ -194,8 +192,7 @@ def test_whole_experts_with_tokens_of_its_own_on_each_rank(make_checkpoint: Make
     assert compare(folder, 4, expert_parallel=True, sequence_parallel=True).max() < 1e-4
 
 
-@pytest.mark.parametrize("family", ["glm4_moe", "qwen2_moe"])
-@pytest.mark.parametrize("form", RECIPES)
+@pytest.mark.parametrize(("form", "family"), each_once([*RECIPES], ["glm4_moe", "qwen2_moe"]))
 def test_quantized_forms_of_whole_experts(form: str, family: str, make_checkpoint: Make, tmp_path: Path) -> None:
     folder = quantize_checkpoint(make_checkpoint(family), tmp_path / "quantized", RECIPES[form])
     assert mostly_near(compare(folder, 2, expert_parallel=True))
@@ -245,8 +242,7 @@ PACKED = {
 }
 
 
-@pytest.mark.parametrize("family", ["llama", "phi3", "qwen3_moe"])
-@pytest.mark.parametrize("form", PACKED)
+@pytest.mark.parametrize(("form", "family"), each_once([*PACKED], ["llama", "phi3", "qwen3_moe"]))
 def test_numbers_of_a_few_bits_over_ranks(form: str, family: str, make_checkpoint: Make, tmp_path: Path) -> None:
     config = {"moe_intermediate_size": 64} if family == "qwen3_moe" else {}
     folder = packed_checkpoint(make_checkpoint(family, **config), tmp_path / "packed", PACKED[form])

@@ -109,9 +109,16 @@ def test_ranks_hold_the_same_blocks_of_fewer_heads(config: EngineConfig, monkeyp
     ("settings", "named"),
     [
         ({"execution": ExecutionConfig(compile=True)}, "leave compile out"),
-        ({"kv_transfer": KVTransferConfig(kv_connector="p2p", kv_data_plane="nccl")}, "give auto or tcp"),
+        ({"kv_transfer": KVTransferConfig(kv_connector="p2p", kv_data_plane="nccl")}, "give auto, cuda_ipc or tcp"),
     ],
 )
 def test_what_does_not_go_over_ranks_is_refused(config: EngineConfig, settings: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=f"^tensor_parallel_size is 2, and .*{named}$"):
         replace(config, parallel=Parallelism(tensor_parallel_size=2), **settings)  # type: ignore[arg-type]
+
+
+def test_copies_that_share_experts_pass_no_k_v_by_nccl(config: EngineConfig) -> None:
+    by_nccl = KVTransferConfig(kv_connector="p2p", kv_data_plane="nccl")
+    with pytest.raises(ConfigError, match=r"^enable_expert_parallel .* give auto, cuda_ipc or tcp$"):
+        replace(config, parallel=Parallelism(data_parallel_size=2, enable_expert_parallel=True), kv_transfer=by_nccl)
+    replace(config, parallel=Parallelism(data_parallel_size=2), kv_transfer=by_nccl)

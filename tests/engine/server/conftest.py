@@ -71,7 +71,7 @@ def make_parts(engine: ScriptedEngine, pool: ThreadPoolExecutor, key_file: str |
         facts=FACTS,
         text=TEXT,
         keys=ApiKeys(Path(key_file)) if key_file is not None else None,
-        transfers=TransferReader(FLEET_KEY, FACTS.incarnation),
+        transfers=TransferReader(FLEET_KEY, (FACTS.incarnation,)),
         shelf=ResponseShelf(store, drain, open_requests),
     )
 

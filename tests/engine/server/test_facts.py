@@ -7,14 +7,25 @@ import socket
 
 import msgspec
 import pytest
+from pagefleet_engine.client.core_process import RunningCore
 from pagefleet_engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagefleet_engine.engine_core.messages import Ready
+from pagefleet_engine.ranks.parallelism import Parallelism
 from pagefleet_engine.server import operations as facts_module
 from pagefleet_engine.server.operations import encoded_text, identity_headers, make_facts
 from pagefleet_protocol import metric_names
-from pagefleet_protocol.engine_facts import FACTS_PATH, TEXT_PATH, decode_facts, decode_text, text_digest
+from pagefleet_protocol.engine_facts import (
+    FACTS_PATH,
+    TEXT_PATH,
+    KvTransferFacts,
+    decode_facts,
+    decode_text,
+    encode_facts,
+    text_digest,
+)
 from pagefleet_protocol.headers import INCARNATION
 from pagefleet_protocol.headers import MODEL as MODEL_HEADER
+from pagefleet_protocol.kube_names import RANK_PORTS_APART
 from pagefleet_text.text_model import TextModel
 
 from tests.engine.server.conftest import FACTS, MODEL, TEXT, TEXT_MODEL, LiveServer
@@ -131,12 +142,30 @@ def test_facts_are_the_core_s_and_the_configuration_s() -> None:
         cache=CacheConfig(enable_prefix_caching=False),
         scheduler=SchedulerConfig(max_num_seqs=5, max_num_batched_tokens=77),
     )
-    facts = make_facts("name", "f" * 32, READY, config, 4321, b"text")
+    core = RunningCore("/folder", 7, "f" * 32, READY)
+    facts = make_facts("name", [core], config, 4321, b"text")
     assert (facts.model, facts.scope, facts.incarnation) == ("name", "org/name", "f" * 32)
     assert (facts.block_size, facts.num_blocks, facts.max_model_len, facts.vocab_size) == (16, 64, 512, 300)
     assert (facts.max_num_seqs, facts.max_num_batched_tokens, facts.prefix_caching) == (5, 77, False)
     assert (facts.kv_events_port, facts.text_digest) == (4321, text_digest(b"text"))
-    assert make_facts("name", "f" * 32, READY, config, None, None).text_digest is None
+    assert facts.data_ranks == ()
+    assert make_facts("name", [core], config, None, None).text_digest is None
+
+
+def test_an_engine_of_data_ranks_tells_of_each_cache() -> None:
+    config = EngineConfig(model=ModelConfig(model="x"), parallel=Parallelism(data_parallel_size=2))
+    kv = [KvTransferFacts(role="both", port=port, compatibility="c" * 64, bytes_per_token=8) for port in (5000, 6000)]
+    cores = [
+        RunningCore("/folder", 7, mark * 32, msgspec.structs.replace(READY, num_blocks=num_blocks, kv_transfer=own))
+        for mark, num_blocks, own in zip("ab", (64, 60), kv, strict=True)
+    ]
+    facts = decode_facts(encode_facts(make_facts("name", cores, config, 4321, None)))
+    assert (facts.incarnation, facts.num_blocks, facts.kv_events_port) == ("a" * 32, 124, None)
+    assert [(one.incarnation, one.num_blocks, one.kv_events_port, one.kv_transfer_port) for one in facts.caches] == [
+        ("a" * 32, 64, 4321, 5000),
+        ("b" * 32, 60, 4321 + RANK_PORTS_APART, 6000),
+    ]
+    assert facts.kv_transfer == kv[0], "who knows of no ranks passes K/V to and from the first"
 
 
 def test_text_that_is_too_large_or_no_unicode_stays_here(

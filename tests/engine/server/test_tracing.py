@@ -45,7 +45,7 @@ def run(site: Collector, check: Callable[[Site], Awaitable[None]], *, sample: fl
     async def scenario() -> None:
         config = ServerConfig(otlp_traces_endpoint=site.url, otlp_traces_sample=sample)
         tracer = make_engine_tracer(config, "m")
-        reader = TransferReader(KEY, INCARNATION)
+        reader = TransferReader(KEY, (INCARNATION,))
         async with open_site(script_core(script_of(TEXT), 400), TOKENIZER, tracer=tracer, transfers=reader) as made:
             await check(made)
         tracer.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -44,7 +45,7 @@ class OneLayer:
 def make_runner(bad: float) -> tuple[ModelRunner, Tensor]:
     pool = torch.zeros(LAYOUT.shape)
     limits = RunnerLimits(
-        max_num_seqs=2, max_num_batched_tokens=32, max_model_len=16, block_size=4, vocab_size=VOCAB_SIZE
+        max_num_seqs=3, max_num_batched_tokens=32, max_model_len=16, block_size=4, vocab_size=VOCAB_SIZE
     )
     model = OneLayer(bad)
     forward = EagerForward(model, TorchBackend(pool, LAYOUT, group_layers([None] * LAYOUT.num_layers)))
@@ -76,3 +77,21 @@ def test_without_cleaning_the_next_request_would_be_harmed() -> None:
     new = [NewRow("long", [1] * 10, 10, sampling, ()), NewRow("short", [2, 3], 2, sampling, ())]
     rows = [ScheduledRow("long", 0, 10, (range(3),), True), ScheduledRow("short", 0, 2, ([3],), True)]
     assert set(runner.execute(StepPlan(1, (), new, ScheduledRows.of(rows), 12)).failed) == {"short"}
+
+
+def test_a_request_beside_it_in_the_step_is_not_harmed() -> None:
+    """Rows are computed as a batch of the longest one's width; the bad one has the block that tables begin with."""
+    prompts = {"bad": ([BAD, 1, 2], range(1)), "short": ([3, 4], range(1, 2)), "long": ([5] * 7, range(2, 4))}
+
+    def run(*names: str) -> dict[str, Sequence[int]]:
+        new = [
+            NewRow(name, prompts[name][0], len(prompts[name][0]), SamplingParams(temperature=0.0), ()) for name in names
+        ]
+        rows = [ScheduledRow(name, 0, len(prompts[name][0]), (prompts[name][1],), True) for name in names]
+        total = sum(row.num_new_tokens for row in rows)
+        result = make_runner(math.nan)[0].execute(StepPlan(1, (), new, ScheduledRows.of(rows), total))
+        assert set(result.failed) == {"bad"} & set(names)
+        return dict(zip(names, result.sampled, strict=True))
+
+    alone = run("short", "long")
+    assert {name: run("bad", "short", "long")[name] for name in alone} == alone

@@ -104,6 +104,14 @@ def test_a_large_pool_takes_memory_only_where_it_is_written() -> None:
     assert _resident_bytes() - before < 64 * 1024**2
 
 
+def test_a_pool_that_is_to_hold_its_memory_takes_it_at_once() -> None:
+    layout = KVLayout(num_blocks=1 << 8, num_layers=4, num_kv_heads=8, block_size=16, head_dim=64)
+    before = _resident_bytes()
+    pool = allocate_kv_pool(layout, torch.float32, torch.device("cpu"), held=True)
+    assert _resident_bytes() - before > pool.numel() * 2
+    assert not pool.any()
+
+
 def _resident_bytes() -> int:
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -59,7 +59,8 @@ class Launches:
 
     def note(self, form: Form, run: Callable[[], None]) -> None:
         """One launch."""
-        self.forms.setdefault(form, product_callers())
+        if form not in self.forms:
+            self.forms[form] = product_callers()
         self.memory.num_operations += 1
         if isinstance(capture := self.memory.capture, Capture):
             capture.launched.append(Launched(form.kernel, run))

@@ -17,6 +17,8 @@ from torch import Tensor
 Clock = dict[int, int]
 """By the number of a stream: how many of its launches come before."""
 Span = tuple[int, int]
+Place = tuple[int, Span]
+"""A tensor's memory, and the part of it."""
 
 
 class Race(AssertionError):
@@ -81,21 +83,23 @@ class Streams:
         stream = self.current
         clock = self.now(stream)
         number = clock.get(stream, 0) + 1
-        for memory in map(_memory, fresh):
+        read, written, new = (list(map(_place, each)) for each in (reads, writes, fresh))
+        for memory, _ in new:
             self._writes.pop(memory, None)
             self._reads.pop(memory, None)
-        for tensor in (*reads, *writes):
-            if (by := _unordered(_over(self._writes, tensor), stream, clock)) is not None:
+        for tensor, place in zip((*reads, *writes), (*read, *written), strict=True):
+            if (by := _unordered(_over(self._writes, place), stream, clock)) is not None:
                 raise Race(f"stream {stream} comes to {list(tensor.shape)} that stream {by} may still write")
-        for tensor in writes:
-            if (by := _unordered(_over(self._reads, tensor), stream, clock)) is not None:
+        for tensor, place in zip(writes, written, strict=True):
+            if (by := _unordered(_over(self._reads, place), stream, clock)) is not None:
                 raise Race(f"stream {stream} writes to {list(tensor.shape)} that stream {by} may still read")
-        for tensor in (*writes, *fresh):
+        for place in (*written, *new):
             for noted in (self._writes, self._reads):
-                _forget(noted, tensor)
-            self._writes.setdefault(_memory(tensor), {})[_span(tensor)] = {stream: number}
-        for tensor in reads:
-            self._reads.setdefault(_memory(tensor), {}).setdefault(_span(tensor), {})[stream] = number
+                _forget(noted, place)
+            memory, span = place
+            self._writes.setdefault(memory, {})[span] = {stream: number}
+        for memory, span in read:
+            self._reads.setdefault(memory, {}).setdefault(span, {})[stream] = number
         self.known[stream] = {**self.known[stream], stream: number}
 
     @staticmethod
@@ -103,10 +107,12 @@ class Streams:
         return {stream: max(one.get(stream, 0), other.get(stream, 0)) for stream in {*one, *other}}
 
 
-def _over(noted: dict[int, dict[Span, Clock]], tensor: Tensor) -> list[tuple[int, int]]:
+def _over(noted: dict[int, dict[Span, Clock]], place: Place) -> list[tuple[int, int]]:
     """Streams and numbers of what was noted of a tensor's memory."""
-    start, stop = _span(tensor)
-    spans = noted.get(_memory(tensor), {})
+    memory, (start, stop) = place
+    spans = noted.get(memory)
+    if spans is None:
+        return []
     return [one for (first, last), clock in spans.items() if first < stop and start < last for one in clock.items()]
 
 
@@ -115,23 +121,27 @@ def _unordered(found: Sequence[tuple[int, int]], stream: int, clock: Clock) -> i
     return next((by for by, last in found if clock.get(by, 0) < last and by != stream), None)
 
 
-def _forget(noted: dict[int, dict[Span, Clock]], tensor: Tensor) -> None:
+def _forget(noted: dict[int, dict[Span, Clock]], place: Place) -> None:
     """What comes later is ordered by the work that is all over it."""
-    start, stop = _span(tensor)
-    spans = noted.get(_memory(tensor), {})
+    memory, (start, stop) = place
+    spans = noted.get(memory)
+    if spans is None:
+        return
     for first, last in [span for span in spans if start <= span[0] and span[1] <= stop]:
         del spans[first, last]
 
 
-def _span(tensor: Tensor) -> Span:
-    """First byte of its memory, and the one after the last."""
-    reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-    first, count = int(tensor.storage_offset()), int(reach) if tensor.numel() else 0
-    return first * tensor.itemsize, (first + count) * tensor.itemsize
-
-
-def _memory(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+def _place(tensor: Tensor) -> Place:
+    """Its memory: first byte, and the one after the last."""
+    size = tensor.itemsize
+    first = int(tensor.storage_offset()) * size
+    if tensor.is_contiguous():
+        reach = int(tensor.numel())
+    elif not tensor.numel():
+        reach = 0
+    else:
+        reach = int(sum((count - 1) * step for count, step in zip(tensor.shape, tensor.stride(), strict=True))) + 1
+    return int(tensor.untyped_storage()._cdata), (first, first + reach * size)
 
 
 class FakeStream:

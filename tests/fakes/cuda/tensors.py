@@ -16,10 +16,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from tests.fakes.cuda.streams import Streams
-from tests.fakes.recorded_graphs import HOST_WAITS, UNINITIALISED, HostWait, own_memory, waits_by_arguments
+from tests.fakes.recorded_graphs import (
+    HOST_WAITS,
+    UNINITIALISED,
+    HostWait,
+    own_memory,
+    tensors_in,
+    waits_by_arguments,
+)
 
 _aten: Any = torch.ops.aten
 DEVICE = torch.device("cuda:0")
@@ -76,8 +83,7 @@ class DeviceTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        tensors = tree_flatten((args, kwargs))[0]
-        memory = next(each.memory for each in tensors if isinstance(each, DeviceTensor))
+        memory = next(each.memory for each in tensors_in((args, kwargs or {})) if isinstance(each, DeviceTensor))
         return memory.run(func, args, kwargs or {})
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -175,7 +181,7 @@ class DeviceMemory:
         self.wait("copy to the device" if to_device else "copy to the host")
 
     def _compute(self, func: Any, args: Any, kwargs: Any) -> Any:
-        tensors = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, Tensor)]
+        tensors = tensors_in((args, kwargs))
         on_device = [each for each in tensors if isinstance(each, DeviceTensor)]
         packet, pinned, device = func.overloadpacket, kwargs.pop("pin_memory", None), kwargs.get("device")
         if on_device:
@@ -183,7 +189,7 @@ class DeviceMemory:
         goes_to_device = bool(on_device) if device is None else _is_gpu(device)
         if device is not None and goes_to_device:
             kwargs["device"] = torch.device("cpu")
-        numbers = tree_map_only(DeviceTensor, _numbers, (args, kwargs))
+        numbers = _all_numbers((args, kwargs))
         found = (
             _scaled_product(*numbers[0], **numbers[1])
             if packet is _aten._scaled_mm
@@ -209,16 +215,13 @@ class DeviceMemory:
             self.streams.launch(read, written, fresh)
 
     def _note_memory(self, func: Any, args: Any, kwargs: Any, found: Any) -> None:
-        fresh = own_memory(
-            [each for each in tree_flatten(found)[0] if isinstance(each, Tensor)],
-            tree_map_only(DeviceTensor, _numbers, (args, kwargs)),
-        )
+        fresh = own_memory(tensors_in(found), _all_numbers((args, kwargs)))
         arguments = func._schema.arguments
         given = [*zip(arguments, args, strict=False), *((each, kwargs.get(each.name)) for each in arguments)]
-        changed = [tree_flatten(value)[0] for argument, value in given if _is_written(argument)]
-        writes = [each for values in changed for each in values if isinstance(each, DeviceTensor)]
+        changed = tensors_in([value for argument, value in given if _is_written(argument)])
+        writes = [each for each in changed if isinstance(each, DeviceTensor)]
         if fresh or writes:  # else it is a view
-            self.launched(reads=tree_flatten((args, kwargs))[0], writes=writes, fresh=fresh)
+            self.launched(reads=tensors_in((args, kwargs)), writes=writes, fresh=fresh)
 
     def _check(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> None:
         packet = func.overloadpacket
@@ -234,8 +237,8 @@ class DeviceMemory:
         raise MixedDevices(f"{func} got tensors of the device and of the host ({shapes}) in {product_callers()}")
 
     def _note(self, func: Any, args: Any, kwargs: Any, found: Any) -> None:
-        given = tree_map_only(DeviceTensor, _numbers, (args, kwargs))
-        fresh = own_memory([each for each in tree_flatten(found)[0] if isinstance(each, Tensor)], given)
+        given = _all_numbers((args, kwargs))
+        fresh = own_memory(tensors_in(found), given)
         is_view = not fresh and not func._schema.is_mutable
         if is_view or func.overloadpacket._qualified_op_name.removeprefix("aten::") in UNINITIALISED:
             return
@@ -279,6 +282,17 @@ def _is_gpu(device: torch.device) -> bool:
 
 def _numbers(tensor: Tensor) -> Tensor:
     return tensor.numbers if isinstance(tensor, DeviceTensor) else tensor
+
+
+def _all_numbers(value: Any) -> Any:
+    """Arguments with the numbers of their tensors; see `tensors_in`."""
+    if isinstance(value, DeviceTensor):
+        return value.numbers
+    if isinstance(value, dict):
+        return {name: _all_numbers(each) for name, each in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(map(_all_numbers, value))
+    return value
 
 
 def _scaled_product(

@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from pagefleet_kernels.native.library import Library
 from torch import Tensor
 
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.matrix import Matrix, matrix_slots
+from pagefleet_engine.layers.quantization.form import Form, form_on
 from pagefleet_engine.layers.quantization.mxfp4 import Mxfp4Matrix, check_scales, mxfp4_columns, mxfp4_kept
 from pagefleet_engine.layers.quantization_scheme import BlockScheme, CodedScheme, PackedScheme, QuantizationScheme
 from pagefleet_engine.layers.shard import Shard, shard_of, stacked
@@ -65,7 +67,7 @@ def expert_slots(
     `experts`: which of them are a rank's; `install` numbers these from 0.
 
     Raises:
-        ModelLoadError: the matrices cannot be divided as they are quantized.
+        ModelLoadError: the matrices cannot be divided as they are quantized, or experts differ in how they are.
     """
     if isinstance(name, Stacked):
         rows, within = (_joined(outputs, name),), placement.within(name.name)
@@ -82,11 +84,25 @@ def expert_slots(
         slot = _stacked_slot([slots["weight"] for slots in stack], experts, _order(outputs, name), placement)
         yield (name.name if name.transposed else f"{name.name}.weight"), slot
         return
+    first: tuple[str, object] | None = None
     for place, number in enumerate(itertools.chain(*experts.ranges)):
         layer = name.format(number)
         slots = matrix_slots(inputs, outputs, placement.within(layer), partial(install, place))
+        scheme = placement.within(layer).scheme(len(outputs))
+        form = scheme, {kind: (weight.dtype, weight.shape) for kind, weight in slots.items()}
+        if first is None:
+            first = layer, form
+        elif form != first[1]:
+            raise _different(first[0], layer, len(outputs), placement)
         for kind, weight in slots.items():
             yield f"{layer}.{kind}", weight
+
+
+def _different(first: str, other: str, num_parts: int, placement: Placement) -> ModelLoadError:
+    """Of experts of a layer, which are computed as one."""
+    schemes = {layer: placement.within(layer).scheme(num_parts) for layer in (first, other)}
+    said = ", ".join(f"{name}: {'not quantized' if one is None else one.describe()}" for name, one in schemes.items())
+    return ModelLoadError(f"{placement.path}: experts are quantized in different ways ({said}): quantize them alike")
 
 
 class _Mxfp4Stack:
@@ -95,10 +111,13 @@ class _Mxfp4Stack:
     def __init__(self, experts: Shard, inputs: Shard, rows: Shard, order: Stacked, install: InstallExpert) -> None:
         self._experts, self._inputs, self._rows, self._order, self._install = experts, inputs, rows, order, install
         self._arrived: dict[str, Tensor] = {}
+        self._native: Library | None = None
 
     def slots(self, scheme: QuantizationScheme, within: Placement) -> Iterator[tuple[str, Weight]]:
         """Raises ModelLoadError where the inputs are no whole blocks."""
         codes, blocks = mxfp4_columns(self._inputs, within.path)
+        if form_on(scheme, self._inputs.size, within)[0] is Form.NATIVE:
+            self._native = within.native
         kept_codes, kept_scales = mxfp4_kept(scheme, self._inputs.size, within)
         rows, count = (_of_experts(self._experts, self._rows),), self._experts.whole
         for kind, columns, kept, shape in (
@@ -122,7 +141,7 @@ class _Mxfp4Stack:
                 codes_OJ, scales_OC = map(_gate_over_up, stored)
             elif within.traceable:  # one that moves would leave the memory of all behind
                 codes_OJ, scales_OC = codes_OJ.clone(), scales_OC.clone()
-            self._install(place, Mxfp4Matrix(codes_OJ, scales_OC, within.dtype))
+            self._install(place, Mxfp4Matrix(codes_OJ, scales_OC, within.dtype, self._native))
 
 
 def bias_slot(

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from pagefleet_kernels.expert_gates import Gate
 from pagefleet_kernels.experts import ExpertBlocks, ExpertWeights, align_experts, combine_experts, grouped_matmul
-from pagefleet_kernels.packed_experts import grouped_packed_matmul
+from pagefleet_kernels.packed_experts import grouped_packed_matmul, order_inputs
 from pagefleet_kernels.packed_matmul import PackedWeights
 from pagefleet_kernels.quantize import QuantizeSpec, quantize
 from torch import Tensor
@@ -70,8 +70,8 @@ class GroupedExperts:
         if not len(x_RD):  # a rank that is sent none
             return torch.zeros_like(x_RD)
         blocks = align_experts(routes.experts_TK, self._num_experts)
-        gated_PG = self._gate_up.product(x_RD, blocks, routes.experts_TK.shape[1], self._gate)
-        out_PD = self._down.product(gated_PG, blocks)
+        gated_PG = self._gate_up.product(x_RD, routes.experts_TK, blocks, self._gate)
+        out_PD = self._down.product(gated_PG, routes.experts_TK.view(-1, 1), blocks)
         return combine_experts(out_PD, routes.weights_TK, routes.experts_TK)
 
 
@@ -82,6 +82,7 @@ class _Stack:
         "_block",
         "_input_scale",
         "_num_experts",
+        "_order_EI",
         "_packed",
         "_rounding",
         "_scales",
@@ -99,6 +100,7 @@ class _Stack:
         self._block: int | None = None
         self._packed: PackedFormat | None = None
         self._zeros_EOG: Tensor | None = None
+        self._order_EI: Tensor | None = None
         self.bias_EO: Tensor | None = None
 
     def put(self, expert: int, matrix: Matrix) -> None:
@@ -129,12 +131,8 @@ class _Stack:
             self._scales[expert].copy_(scales)
 
     def _take_packed(self, expert: int, matrix: PackedMatrix) -> tuple[Tensor, Tensor]:
-        """Numbers and scales; zero points are put in their place."""
+        """Numbers and scales; zero points and the order of columns are put in their places."""
         weights = matrix.weights
-        if matrix.order_I is not None:
-            raise ModelLoadError(
-                "experts in act order are not run on a GPU: give a checkpoint that was quantized without desc_act"
-            )
         if matrix.rounding is not None:
             raise ModelLoadError(_ROUNDED)
         self._packed = weights.bits, weights.group
@@ -142,26 +140,36 @@ class _Stack:
             if self._zeros_EOG is None:
                 self._zeros_EOG = weights.zeros_OG.new_empty(self._num_experts, *weights.zeros_OG.shape)
             self._zeros_EOG[expert].copy_(weights.zeros_OG)
+        if matrix.in_act_order and self._order_EI is None:
+            own_I = torch.arange(weights.num_inputs, dtype=torch.int32, device=weights.numbers.device)
+            self._order_EI = own_I.repeat(self._num_experts, 1)
+        if self._order_EI is not None and matrix.order_I is not None:
+            self._order_EI[expert].copy_(matrix.order_I)
         return weights.numbers, weights.scales_OG
 
     def stored(self, expert: int) -> list[Tensor]:
         """All that there is of an expert; a fixed scale of inputs is that of all."""
-        of_each = (self._values_EOI, self._scales, self._zeros_EOG, self.bias_EO)
-        found = [one[expert] for one in of_each if one is not None]
+        found = [one[expert] for one in self._of_each()]
         return found if self._input_scale is None else [*found, self._input_scale]
 
     def take(self, expert: int, stored: Iterator[Tensor]) -> None:
         """Copy what `stored` gave in another rank, in place."""
-        for one in (self._values_EOI, self._scales, self._zeros_EOG, self.bias_EO):
-            if one is not None:
-                one[expert].copy_(next(stored))
+        for one in self._of_each():
+            one[expert].copy_(next(stored))
         if self._input_scale is not None:
             torch.maximum(self._input_scale, next(stored), out=self._input_scale)
 
-    def product(self, x_RI: Tensor, blocks: ExpertBlocks, top_k: int = 1, gate: Gate | None = None) -> Tensor:
-        """See `grouped_matmul`; inputs are rounded first where the experts' scheme says so."""
+    def _of_each(self) -> list[Tensor]:
+        parts = (self._values_EOI, self._scales, self._zeros_EOG, self._order_EI, self.bias_EO)
+        return [one for one in parts if one is not None]
+
+    def product(self, x_RI: Tensor, experts_RK: Tensor, blocks: ExpertBlocks, gate: Gate | None = None) -> Tensor:
+        """See `grouped_matmul`; inputs are rounded, or put in order, first where the experts' scheme says so."""
         assert self._values_EOI is not None, "the loader fills every expert"
+        top_k = experts_RK.shape[1]
         if self._packed is not None:
+            if self._order_EI is not None:
+                x_RI, top_k = order_inputs(x_RI, self._order_EI, experts_RK), 1
             return self._packed_product(self._packed, x_RI, blocks, top_k, gate)
         weights = ExpertWeights(self._values_EOI, self._scales, self._block, self.bias_EO)
         rounded = x_RI if self._rounding is None else quantize(x_RI, self._rounding)

@@ -11,31 +11,78 @@ from fractions import Fraction
 from itertools import accumulate, pairwise
 
 import torch
+from pagefleet_kernels.native.blocks import KINDS, lay_out_blocks
+from pagefleet_kernels.native.library import Library
+from pagefleet_kernels.native.quantized import PackedProduct
 from pagefleet_kernels.packed_matmul import PackedWeights, pack_numbers
 from torch import Tensor
 
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.gguf.blocks import BY_NAME, BlockType
 from pagefleet_engine.layers.linear_kernel import LinearKernel
-from pagefleet_engine.layers.quantization.kernels import QuantizedLinear
+from pagefleet_engine.layers.quantization.kernels import NativeLinear, QuantizedLinear
 from pagefleet_engine.layers.quantization.packed import PackedMatrix
 from pagefleet_engine.layers.quantization_scheme import BlockScheme
 from pagefleet_engine.layers.shard import Shard
 from pagefleet_engine.layers.weight import Content, Kept, Placement, UnusableTensorError, Weight
 
 _NUMBERS_AT_ONCE = 1 << 20
+_NOT_FINITE = "holds a scale that is no finite number: download the file again"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockMatrix:
+    """Implements `layers.matrix.Matrix` on a CPU, by the file's bytes, as long as these are there."""
+
+    bytes_OJ: Tensor
+    kind: BlockType
+    dtype: torch.dtype
+    """Of the model."""
+    native: Library
+    """Who multiplies."""
+
+    def kernel(self, start: int, stop: int) -> LinearKernel:
+        """See Matrix; the kernel has memory of its own.
+
+        Raises:
+            UnusableTensorError: a scale is no finite number.
+        """
+        matrix = lay_out_blocks(self.native, KINDS[self.kind.name], self.bytes_OJ[start:stop])
+        if matrix is None:
+            raise UnusableTensorError(_NOT_FINITE)
+        return NativeLinear(PackedProduct(self.native, matrix))
+
+    def plain(self) -> Tensor:
+        """See Matrix.
+
+        Raises:
+            UnusableTensorError: a scale is no finite number.
+        """
+        numbers = self.kind.decode(self.bytes_OJ.reshape(-1, self.kind.num_bytes))
+        if not numbers.isfinite().all():
+            raise UnusableTensorError(_NOT_FINITE)
+        return numbers.view(len(self.bytes_OJ), -1).to(self.dtype)
+
+    @property
+    def stored(self) -> tuple[Tensor, ...]:
+        """See Matrix."""
+        return (self.bytes_OJ,)
+
+    def of(self, stored: Sequence[Tensor]) -> BlockMatrix:
+        """See Matrix."""
+        return replace(self, bytes_OJ=stored[0])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StackedMatrix:
     """Implements `layers.matrix.Matrix` by several, one after another, whose numbers are of different bits."""
 
-    parts: tuple[PackedMatrix, ...]
+    parts: tuple[PackedMatrix | BlockMatrix, ...]
 
     def kernel(self, start: int, stop: int) -> LinearKernel:
         """See Matrix."""
         found: list[LinearKernel] = []
-        bounds = accumulate((len(part.weights.numbers) for part in self.parts), initial=0)
+        bounds = accumulate((len(part.stored[0]) for part in self.parts), initial=0)
         for part, (first, last) in zip(self.parts, pairwise(bounds), strict=True):
             own = max(start, first), min(stop, last)
             if own[0] < own[1]:
@@ -53,7 +100,7 @@ class StackedMatrix:
 
     def of(self, stored: Sequence[Tensor]) -> StackedMatrix:
         """See Matrix."""
-        left, parts = list(stored), []
+        left, parts = list(stored), list[PackedMatrix | BlockMatrix]()
         for part in self.parts:
             count = len(part.stored)
             parts.append(part.of(left[:count]))
@@ -86,7 +133,7 @@ class BlockSlots:
         inputs: Shard,
         outputs: tuple[Shard, ...],
         placement: Placement,
-        install: Callable[[PackedMatrix | StackedMatrix], None],
+        install: Callable[[PackedMatrix | BlockMatrix | StackedMatrix], None],
     ) -> None:
         """See `layers.matrix.matrix_slots`.
 
@@ -102,23 +149,24 @@ class BlockSlots:
                 f"{placement.path} is in blocks of {max(kind.numbers for kind in kinds)} numbers, which "
                 f"{placement.tensor.size} ranks would cut: give a smaller --tensor-parallel-size"
             ) from None
-        kept = max(_kept_bytes(kind) for kind in kinds)
+        kept = max(_kept_bytes(kind, native=not placement.use_kernels) for kind in kinds)
         slot = Weight(outputs, columns, placement, self._take, dtype=torch.uint8, kept=Kept(torch.uint8, True, kept))
         content = Content(lambda _: None, lambda shape: torch.zeros(shape, dtype=torch.uint8))  # scales are checked
         self.slots = {"weight": slot.holding(content)}
 
     def _take(self, whole: Tensor) -> None:
-        parts = self.slots["weight"].parts(whole)
         if len(set(self._kinds)) == 1:
-            together = torch.cat(parts) if len(parts) > 1 else parts[0]
-            self._install(self._packed(together, self._kinds[0]))
+            self._install(self._matrix(whole, self._kinds[0]))
             return
-        matrices = [self._packed(part, kind) for part, kind in zip(parts, self._kinds, strict=True)]
-        self._install(StackedMatrix(tuple(matrices)))
+        parts = self.slots["weight"].parts(whole)
+        self._install(StackedMatrix(tuple(map(self._matrix, parts, self._kinds))))
 
-    def _packed(self, bytes_OJ: Tensor, kind: BlockType) -> PackedMatrix:
-        native = None if self._placement.use_kernels else self._placement.native
-        return PackedMatrix(packed_weights(bytes_OJ, kind), None, self._placement.dtype, native=native)
+    def _matrix(self, bytes_OJ: Tensor, kind: BlockType) -> PackedMatrix | BlockMatrix:
+        place = self._placement
+        if place.use_kernels:
+            return PackedMatrix(packed_weights(bytes_OJ, kind), None, place.dtype)
+        assert place.native is not None, "the form is theirs"
+        return BlockMatrix(bytes_OJ, kind, place.dtype, place.native)
 
 
 def packed_weights(bytes_OJ: Tensor, kind: BlockType) -> PackedWeights:
@@ -128,7 +176,7 @@ def packed_weights(bytes_OJ: Tensor, kind: BlockType) -> PackedWeights:
         UnusableTensorError: a scale is no finite number.
     """
     assert kind.split is not None, "plain numbers have no scales"
-    num_outputs, bits = len(bytes_OJ), _bits(kind)
+    num_outputs, bits = len(bytes_OJ), KINDS[kind.name].bits
     num_inputs = bytes_OJ.shape[1] // kind.num_bytes * kind.numbers
     numbers = torch.empty((num_outputs, num_inputs * bits // 8), dtype=torch.uint8, device=bytes_OJ.device)
     scales, offsets = [], []
@@ -146,15 +194,12 @@ def packed_weights(bytes_OJ: Tensor, kind: BlockType) -> PackedWeights:
     scales_OG = torch.cat(scales)
     offsets_OG = torch.cat(offsets) if offsets else None
     if not all(bool(part.isfinite().all()) for part in (scales_OG, *offsets)):
-        raise UnusableTensorError("holds a scale that is no finite number: download the file again")
+        raise UnusableTensorError(_NOT_FINITE)
     return PackedWeights(numbers, scales_OG, None, bits, num_inputs // scales_OG.shape[1], offsets_OG)
 
 
-def _bits(kind: BlockType) -> int:
-    return 4 if kind.name.startswith("Q4") else 8
-
-
-def _kept_bytes(kind: BlockType) -> Fraction:
-    """Of packed weights, for each byte in the file."""
-    groups = kind.numbers // (16 if kind.name == "Q6_K" else 32)
-    return Fraction(kind.numbers * _bits(kind) // 8 + 4 * groups, kind.num_bytes)
+def _kept_bytes(kind: BlockType, *, native: bool) -> Fraction:
+    """For each byte in the file, as compiled kernels have a matrix, or those of a GPU with scales in 32 bits."""
+    ours = KINDS[kind.name]
+    kept = ours.packed_bytes if native else kind.numbers * ours.bits // 8 + 4 * kind.numbers // ours.group
+    return Fraction(kept, kind.num_bytes)

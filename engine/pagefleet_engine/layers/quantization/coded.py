@@ -20,13 +20,15 @@ from functools import partial
 import torch
 from pagefleet_kernels.coded_matmul import CodedWeights, coded_matmul, dequantize_codes
 from pagefleet_kernels.mxfp4 import LARGEST_SCALE
+from pagefleet_kernels.native.library import Library
+from pagefleet_kernels.native.quantized import PackedProduct
 from pagefleet_kernels.packed_matmul import pack_numbers
 from torch import Tensor
 
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.linear_kernel import LinearKernel
 from pagefleet_engine.layers.quantization.form import Form, coded_form_on
-from pagefleet_engine.layers.quantization.kernels import QuantizedLinear
+from pagefleet_engine.layers.quantization.kernels import NativeLinear, QuantizedLinear
 from pagefleet_engine.layers.quantization_scheme import CodedScheme
 from pagefleet_engine.layers.shard import Shard
 from pagefleet_engine.layers.weight import Content, Kept, Placement, UnusableTensorError, Weight
@@ -55,10 +57,13 @@ class CodedMatrix:
     weights: CodedWeights
     dtype: torch.dtype
     """Of the model."""
+    native: Library | None = None
+    """Who multiplies on a CPU."""
 
     def kernel(self, start: int, stop: int) -> LinearKernel:
         """See Matrix."""
-        return CodedLinear(self.weights.rows(start, stop))
+        weights = self.weights.rows(start, stop)
+        return CodedLinear(weights) if self.native is None else NativeLinear(PackedProduct(self.native, weights))
 
     def plain(self) -> Tensor:
         """See Matrix."""
@@ -120,7 +125,8 @@ class CodedSlots:
         scales = _SCALE_DTYPES[scheme.scales]
         nothing = Kept(placement.dtype, numbers=0)
         self._add(scheme.codes_name, outputs, groups.times(scheme.group_size // 2), torch.uint8, codes)
-        self._add(scheme.scales_name, outputs, groups, scales, nothing if expanded else Kept(scales))
+        kept_scales = torch.float16 if self._form is Form.NATIVE else scales
+        self._add(scheme.scales_name, outputs, groups, scales, nothing if expanded else Kept(kept_scales))
         self.slots[scheme.scales_name].holding(Content(_check_scales, partial(_usual_scales, scheme)))
         if scheme.factor_name:
             factor = nothing if expanded else Kept(torch.float32, numbers=Fraction(sum(self._outputs), len(outputs)))
@@ -153,8 +159,8 @@ class CodedSlots:
         values = TABLES.get(scheme.table)
         table = None if values is None else torch.tensor(values, device=device)
         if self._form is not Form.EXPANDED:
-            packed = pack_numbers(codes_OI, 4)
-            return CodedMatrix(CodedWeights(packed, table, scales_OG, factor_O, scheme.group_size), dtype)
+            weights = CodedWeights(pack_numbers(codes_OI, 4), table, scales_OG, factor_O, scheme.group_size)
+            return CodedMatrix(weights, dtype, self._placement.native if self._form is Form.NATIVE else None)
         out_OI = torch.empty(codes_OI.shape, dtype=dtype, device=device)
         for start in range(0, len(out_OI), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)

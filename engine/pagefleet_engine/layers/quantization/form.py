@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from pagefleet_kernels.mxfp4 import MXFP4_BLOCK
 from pagefleet_kernels.native.attention import DTYPES
 from pagefleet_kernels.native.quantized import takes_packed
 from torch import Tensor
@@ -28,6 +29,8 @@ _FP8_CAPABILITY = (8, 9)
 _SMALLEST_BLOCK = 16
 _TRIED_INPUTS = 64
 _PACKED_COLUMNS = 32
+_NO_NATIVE = "without compiled kernels a CPU multiplies floats"
+_NATIVE_GROUPS = "compiled kernels take groups of a multiple of 16 inputs"
 _WITHOUT_OFFSETS = ("Q4_0", "Q5_0", "Q8_0")
 """GGUF's types whose groups of 32 have a scale and nothing else."""
 
@@ -60,6 +63,8 @@ def _has_native(placement: Placement) -> bool:
 
 
 def _is_native(scheme: QuantizationScheme, inputs: int) -> bool:
+    if scheme.number == "mxfp4":
+        return takes_packed(inputs, MXFP4_BLOCK)
     rounds = scheme.rounding is None or _is_native_int8(scheme.rounding)
     return scheme.number == "int8" and scheme.block is None and rounds and takes_packed(inputs, None)
 
@@ -75,24 +80,26 @@ def describe_forms(quantization: Quantization, widths: Sequence[int], placement:
     """A line for each scheme and the form it takes in layers of so many inputs, for the log."""
     lines = []
     for rule in quantization.rules:
-        for form, reason in dict.fromkeys(_form_of(rule.scheme, inputs, placement) for inputs in widths):
+        forms = [form_of(rule.scheme, shard_of(inputs), placement) for inputs in widths]
+        for form, reason in dict.fromkeys(forms):
             why = f" ({reason})" if reason else ""
             lines.append(f"{rule.scheme.describe()}: weights are kept {form.value}{why}")
     return list(dict.fromkeys(lines))
 
 
-def _form_of(scheme: Scheme, inputs: int, placement: Placement) -> tuple[Form, str]:
+def form_of(scheme: Scheme, inputs: Shard, placement: Placement) -> tuple[Form, str]:
+    """The form of a matrix of these columns, which may be a rank's, on the placement's device, and why."""
     if isinstance(scheme, PackedScheme):
-        return packed_form_on(scheme, shard_of(inputs), placement)
+        return packed_form_on(scheme, inputs, placement)
     if isinstance(scheme, CodedScheme):
-        return coded_form_on(scheme, shard_of(inputs), placement)
+        return coded_form_on(scheme, inputs, placement)
     if isinstance(scheme, BlockScheme):
         return block_form_on(scheme, placement)
-    return form_on(scheme, inputs, placement)
+    return form_on(scheme, inputs.size, placement)
 
 
 def packed_form_on(scheme: PackedScheme, inputs: Shard, placement: Placement) -> tuple[Form, str]:
-    """The form of a matrix of these columns, which may be a rank's, on the placement's device, and why."""
+    """See form_of."""
     size = scheme.group_size
     if placement.traceable:
         return Form.EXPANDED, "experts that move are plain matrices"
@@ -106,12 +113,15 @@ def packed_form_on(scheme: PackedScheme, inputs: Shard, placement: Placement) ->
 
 
 def coded_form_on(scheme: CodedScheme, inputs: Shard, placement: Placement) -> tuple[Form, str]:
-    """The form of a matrix of these columns, which may be a rank's, on the placement's device, and why."""
+    """See form_of."""
     if placement.traceable:
         return Form.EXPANDED, "experts that move are plain matrices"
-    if not placement.use_kernels:
-        return Form.EXPANDED, "a CPU multiplies floats"
     size = scheme.group_size
+    if not placement.use_kernels:
+        if not _has_native(placement):
+            return Form.EXPANDED, _NO_NATIVE
+        takes = takes_packed(inputs.size, size) and inputs.size % _PACKED_COLUMNS == 0
+        return (Form.NATIVE, "") if takes else (Form.EXPANDED, _NATIVE_GROUPS)
     if inputs.size % _PACKED_COLUMNS or size < _SMALLEST_BLOCK or size & (size - 1):
         return Form.EXPANDED, f"kernels take groups of a power of two, in runs of {_PACKED_COLUMNS} inputs"
     return Form.SCALED, "only weights are quantized"
@@ -120,12 +130,12 @@ def coded_form_on(scheme: CodedScheme, inputs: Shard, placement: Placement) -> t
 def _packed_form_on_cpu(scheme: PackedScheme, inputs: int, placement: Placement) -> tuple[Form, str]:
     if not _has_native(placement):
         # torch's own product of 4 bits is slower than oneDNN's of what they stand for, but for one row
-        return Form.EXPANDED, "without compiled kernels a CPU multiplies floats"
+        return Form.EXPANDED, _NO_NATIVE
     if scheme.inputs is not None and not _is_native_int8(scheme.inputs):
         return Form.EXPANDED, "compiled kernels round inputs to int8"
     if takes_packed(inputs, scheme.group_size) and (scheme.bits == 8 or inputs % _PACKED_COLUMNS == 0):
         return Form.NATIVE, ""
-    return Form.EXPANDED, "compiled kernels take groups of a multiple of 16 inputs"
+    return Form.EXPANDED, _NATIVE_GROUPS
 
 
 def block_form_on(scheme: BlockScheme, placement: Placement) -> tuple[Form, str]:
@@ -135,7 +145,7 @@ def block_form_on(scheme: BlockScheme, placement: Placement) -> tuple[Form, str]
     if not placement.use_kernels:
         if _has_native(placement):
             return Form.NATIVE, ""
-        return Form.EXPANDED, "without compiled kernels a CPU multiplies floats"
+        return Form.EXPANDED, _NO_NATIVE
     if any(kind not in _WITHOUT_OFFSETS for kind in scheme.types):
         return Form.EXPANDED, f"kernels take {', '.join(_WITHOUT_OFFSETS)}: no offsets, and groups of 32 inputs"
     return Form.SCALED, ""

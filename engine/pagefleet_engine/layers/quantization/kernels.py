@@ -91,14 +91,14 @@ class PackedInt8Linear(QuantizedLinear):
 class NativeLinear(QuantizedLinear):
     """By compiled kernels, which take what follows along."""
 
-    __slots__ = ("_inputs", "_order_I", "_product")
+    __slots__ = ("_inputs", "_order_I", "product")
 
     def __init__(
         self, product: PackedProduct, inputs: InputQuantizer | None = None, order_I: Tensor | None = None
     ) -> None:
         """`inputs`: who rounds rows to int8; None: the product itself, block by block. `order_I`: int32, which input
         each column multiplies; None: its own."""
-        self._product, self._inputs, self._order_I = product, inputs, order_I
+        self.product, self._inputs, self._order_I = product, inputs, order_I
 
     def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         """See LinearKernel."""
@@ -129,7 +129,7 @@ class NativeLinear(QuantizedLinear):
         if self._order_I is not None:
             x_TI = x_TI.index_select(-1, self._order_I)
         scales_T = None if self._inputs is None else self._inputs.row_scales(x_TI)
-        return self._product(x_TI, bias_O, then=then, other_TO=other_TO, out_TO=out_TO, scales_T=scales_T)
+        return self.product(x_TI, bias_O, then=then, other_TO=other_TO, out_TO=out_TO, scales_T=scales_T)
 
 
 class ExpandedLinear:

@@ -9,12 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from pagefleet_kernels.coded_matmul import CodedWeights
 from pagefleet_kernels.mxfp4 import LARGEST_SCALE, MXFP4_BLOCK, dequantize_mxfp4
+from pagefleet_kernels.native.library import Library
+from pagefleet_kernels.native.quantized import PackedProduct
+from pagefleet_kernels.packed_matmul import pack_numbers
 from torch import Tensor
 
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.linear_kernel import LinearKernel, linear_kernel
 from pagefleet_engine.layers.quantization.form import Form, form_on
+from pagefleet_engine.layers.quantization.kernels import NativeLinear
 from pagefleet_engine.layers.quantization_scheme import QuantizationScheme
 from pagefleet_engine.layers.shard import Shard
 from pagefleet_engine.layers.weight import Kept, Placement
@@ -29,10 +34,17 @@ class Mxfp4Matrix:
     """Both uint8."""
     dtype: torch.dtype
     """Of the model."""
+    native: Library | None = None
+    """Who multiplies on a CPU; None: whoever multiplies the numbers in the model's type."""
 
     def kernel(self, start: int, stop: int) -> LinearKernel:
-        """See Matrix; of the numbers in the model's type."""
-        return linear_kernel(dequantize_mxfp4(self.codes_OJ[start:stop], self.scales_OC[start:stop]).to(self.dtype))
+        """See Matrix."""
+        codes_OJ, scales_OC = self.codes_OJ[start:stop], self.scales_OC[start:stop]
+        if self.native is None:
+            return linear_kernel(dequantize_mxfp4(codes_OJ, scales_OC).to(self.dtype))
+        codes_OI = torch.stack((codes_OJ & 15, codes_OJ >> 4), -1).flatten(1)
+        weights = CodedWeights(pack_numbers(codes_OI, 4), None, scales_OC, None, MXFP4_BLOCK)
+        return NativeLinear(PackedProduct(self.native, weights))
 
     def plain(self) -> Tensor:
         """See Matrix."""
@@ -46,7 +58,7 @@ class Mxfp4Matrix:
     def of(self, stored: Sequence[Tensor]) -> Mxfp4Matrix:
         """See Matrix."""
         codes_OJ, scales_OC = stored
-        return Mxfp4Matrix(codes_OJ, scales_OC, self.dtype)
+        return Mxfp4Matrix(codes_OJ, scales_OC, self.dtype, self.native)
 
 
 def check_scales(scales: Tensor, path: str) -> None:
@@ -70,7 +82,9 @@ def mxfp4_columns(inputs: Shard, path: str) -> tuple[Shard, Shard]:
 def mxfp4_kept(scheme: QuantizationScheme, inputs: int, placement: Placement) -> tuple[Kept, Kept]:
     """What stays in memory of codes and of scales: themselves, or the numbers alone, two of a byte; of experts that
     move, both."""
-    if form_on(scheme, inputs, placement)[0] is not Form.EXPANDED:
-        return Kept(scheme.storage), Kept(scheme.storage)
-    numbers, stored = 2 * placement.dtype.itemsize, int(placement.traceable)
-    return Kept(scheme.storage, numbers=numbers + stored), Kept(scheme.storage, numbers=stored)
+    match form_on(scheme, inputs, placement)[0]:
+        case Form.EXPANDED:
+            numbers, stored = 2 * placement.dtype.itemsize, int(placement.traceable)
+            return Kept(scheme.storage, numbers=numbers + stored), Kept(scheme.storage, numbers=stored)
+        case form:
+            return Kept(scheme.storage), Kept(torch.float16 if form is Form.NATIVE else scheme.storage)

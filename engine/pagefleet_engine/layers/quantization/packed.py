@@ -56,6 +56,8 @@ class PackedMatrix:
     """Who multiplies on a CPU."""
     input_ranks: RankGroup | None = None
     """Those that the columns, and so the inputs, are divided among."""
+    in_act_order: bool = False
+    """Whether matrices like this one may have an order."""
 
     @classmethod
     def of_numbers(
@@ -79,7 +81,7 @@ class PackedMatrix:
         if more:
             codes_OI, zeros_OG = codes_OI + more, None if zeros_OG is None else zeros_OG + more
         weights = PackedWeights(pack_numbers(codes_OI, bits), matrix.scales_OG, zeros_OG, bits, scheme.group_size)
-        return cls(weights, order, dtype, scheme.inputs, native, input_ranks)
+        return cls(weights, order, dtype, scheme.inputs, native, input_ranks, scheme.act_order)
 
     def kernel(self, start: int, stop: int) -> LinearKernel:
         """See Matrix."""

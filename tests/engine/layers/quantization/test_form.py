@@ -12,6 +12,7 @@ import torch
 from pagefleet_engine.layers.linear import Linear
 from pagefleet_engine.layers.quantization.form import (
     Form,
+    coded_form_on,
     describe_forms,
     form_on,
     form_on_cpu,
@@ -19,7 +20,13 @@ from pagefleet_engine.layers.quantization.form import (
     kept_dtype,
     packed_form_on,
 )
-from pagefleet_engine.layers.quantization_scheme import PackedScheme, Quantization, QuantizationScheme, Rule
+from pagefleet_engine.layers.quantization_scheme import (
+    CodedScheme,
+    PackedScheme,
+    Quantization,
+    QuantizationScheme,
+    Rule,
+)
 from pagefleet_engine.layers.shard import shard_of
 from pagefleet_engine.layers.weight import Placement
 
@@ -106,6 +113,18 @@ def test_without_compiled_kernels_few_bits_are_expanded() -> None:
         form, said = packed_form_on(W4A16, shard_of(4096), placement)
         assert form is Form.EXPANDED
         assert "without compiled kernels" in said
+
+
+def test_compiled_kernels_keep_codes_of_4_bits() -> None:
+    scheme = CodedScheme(table="nf4", scales="float32", group_size=64, spelling="bitsandbytes")
+    native, torch_alone = (Placement(torch.bfloat16, CPU, False, native=one) for one in (native_library(), None))
+    assert coded_form_on(scheme, shard_of(4096), native) == (Form.NATIVE, "")
+    for other, inputs in ((replace(scheme, group_size=24), 4800), (replace(scheme, group_size=16), 48)):
+        assert coded_form_on(other, shard_of(inputs), native)[0] is Form.EXPANDED
+    assert coded_form_on(scheme, shard_of(4096), torch_alone)[1] == "without compiled kernels a CPU multiplies floats"
+    mxfp4 = QuantizationScheme(number="mxfp4", weight_scales="block", input_scales="none", block=(1, 32))
+    assert form_on(mxfp4, 4096, native)[0] is Form.NATIVE
+    assert form_on(mxfp4, 4096, torch_alone)[0] is Form.EXPANDED
 
 
 def test_compiled_kernels_multiply_int8_whose_inputs_lie_around_zero() -> None:

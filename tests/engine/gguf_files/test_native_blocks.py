@@ -1,0 +1,91 @@
+"""Compiled kernels read blocks as torch does, bit for bit, for every instruction set that this processor has."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pagefleet_engine.gguf.blocks import BY_NAME, BlockType
+from pagefleet_engine.layers.quantization.block_slots import packed_weights
+from pagefleet_kernels.errors import UnsupportedShapeError
+from pagefleet_kernels.native.blocks import KINDS, decode_blocks, lay_out_blocks
+from pagefleet_kernels.native.quantized import lay_out
+from pagefleet_protocol.model_config import gguf_config
+from pagefleet_protocol.model_config.gguf_header import KINDS as BY_NUMBER
+from torch import Tensor
+
+from tests.example_counts import examples
+from tests.fakes.native_kernels import native_libraries
+
+SETS = native_libraries()
+
+pytestmark = pytest.mark.skipif(not SETS, reason="the kernels of the CPU were not compiled")
+
+
+def random_blocks(kind: BlockType, rows: int, blocks: int, seed: int) -> Tensor:
+    """Any bytes, but for scales that are no numbers; some rows are zeros, and scales of some are tiny."""
+    random = np.random.default_rng(seed)
+    found = random.integers(0, 256, (rows * blocks, kind.num_bytes), np.uint8)
+    for start in _halves_of(kind):
+        found[:, start + 1] &= random.choice(np.array([0x83, 0xBF, 0xFB], np.uint8), len(found))
+    found = found.reshape(rows, -1)
+    found[::7] = 0
+    return torch.from_numpy(found)
+
+
+def _halves_of(kind: BlockType) -> tuple[int, ...]:
+    if kind.name == "Q6_K":
+        return (208,)
+    return (0, 2) if kind.name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else (0,)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@settings(max_examples=examples(12), deadline=None)
+@given(rows=st.integers(1, 140), blocks=st.integers(1, 11), seed=st.integers(0, 99), which=st.integers(0, 9))
+def test_a_matrix_is_laid_out_as_by_torch(name: str, rows: int, blocks: int, seed: int, which: int) -> None:
+    kind, library = BY_NAME[name], SETS[which % len(SETS)]
+    stored = random_blocks(kind, rows, blocks if kind.numbers == 32 else 1 + blocks % 3, seed)
+    found, expected = lay_out_blocks(library, KINDS[name], stored), lay_out(packed_weights(stored, kind))
+    assert found is not None
+    assert found[2:] == expected[2:]
+    assert torch.equal(found.row_scales_O.view(torch.int32), expected.row_scales_O.view(torch.int32))
+    assert torch.equal(found.packed, expected.packed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", KINDS)
+def test_numbers_are_those_of_torch(name: str, dtype: torch.dtype) -> None:
+    kind, stored = BY_NAME[name], random_blocks(BY_NAME[name], 60, 1, 3)
+    expected = kind.decode(stored).to(dtype)
+    for library in SETS:
+        found = decode_blocks(library, KINDS[name], stored, dtype)
+        assert found.dtype == dtype
+        assert torch.equal(found.float().view(torch.int32), expected.float().view(torch.int32))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_scale_that_is_no_number_is_noticed_anywhere(name: str) -> None:
+    kind = BY_NAME[name]
+    for start in _halves_of(kind):
+        for bits in (0x7C00, 0xFC00, 0x7E01):
+            stored = random_blocks(kind, 70, 2, 1)
+            stored[69, kind.num_bytes + start : kind.num_bytes + start + 2] = torch.tensor([bits & 255, bits >> 8])
+            assert all(lay_out_blocks(library, KINDS[name], stored) is None for library in SETS)
+
+
+def test_all_say_the_same_of_each_kind() -> None:
+    """The kernels, the file's reader, and who plans for a model before it is here."""
+    assert {name: (kind.number, kind.numbers, kind.num_bytes) for name, kind in KINDS.items()} == {
+        kind.name: (number, kind.numbers, kind.num_bytes) for number, kind in BY_NUMBER.items() if kind.numbers > 1
+    }
+    for name, (on_cpu, _) in gguf_config.KEPT.items():
+        assert KINDS[name].packed_bytes == on_cpu
+
+
+def test_what_is_no_whole_blocks_is_refused() -> None:
+    with pytest.raises(UnsupportedShapeError, match="not whole blocks of 34 bytes"):
+        lay_out_blocks(SETS[0], KINDS["Q8_0"], torch.zeros(2, 35, dtype=torch.uint8))
+    with pytest.raises(UnsupportedShapeError, match="are not read as"):
+        decode_blocks(SETS[0], KINDS["Q8_0"], torch.zeros(2, 34, dtype=torch.uint8), torch.float16)
