@@ -69,6 +69,12 @@ class EngineView:
         return self.endpoint.id
 
     @property
+    def cache_ids(self) -> Sequence[str]:
+        """Names of its caches, one for each data rank behind its port: of a single one the engine's own."""
+        ranks = () if self.facts is None else self.facts.data_ranks
+        return [cache_id(self.id, rank) for rank in range(len(ranks))] if ranks else (self.id,)
+
+    @property
     def role(self) -> KvRole:
         """What it is for; `both` where it passes no K/V."""
         facts = self.facts
@@ -97,6 +103,11 @@ class EngineView:
         if self.ejected:
             return "ejected"
         return "ready" if self.ready else "unready"
+
+
+def cache_id(engine_id: str, rank: int) -> str:
+    """Return the name of a data rank's cache; no engine is called so, as spaces are not for headers."""
+    return f"{engine_id} rank {rank}"
 
 
 @dataclass(frozen=True, slots=True)

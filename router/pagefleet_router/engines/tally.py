@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 _HALF_LIFE_S = 20.0
@@ -38,6 +38,8 @@ class Tally:
     recent_at: float = 0.0
     unpolled: int = 0
     """Uncached prompt tokens sent since the engine was last asked for its load, which does not show them."""
+    rank_tokens: Counter[int] = field(default_factory=Counter)
+    """What the requests for which the router chose them cost its data ranks: tokens, see `InFlight`."""
     _timed: deque[Prefill] = field(default_factory=deque)
     """Prefills whose end nobody will tell, in the order of their `until`."""
 

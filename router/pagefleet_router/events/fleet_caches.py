@@ -68,16 +68,17 @@ class FleetCaches:
         ):
             yield CounterMetricFamily(_PREFIX + name, text, value=value)
         yield GaugeMetricFamily(_PREFIX + "blocks", "Blocks of engines in the exact prefix index.", len(self._index))
-        engines = self.knowledge.num_live
-        yield GaugeMetricFamily(_PREFIX + "engines_followed", "Engines whose caches are known exactly.", engines)
+        caches = self.knowledge.num_live
+        yield GaugeMetricFamily(_PREFIX + "engines_followed", "Caches of engines that are known exactly.", caches)
 
     def _facts_changed(self, engine: EngineView, before: EngineFacts | None) -> None:
         if before is not None and (engine.facts is None or engine.facts.incarnation != before.incarnation):
             self.knowledge.lost(engine.id)
 
 
-# Who is listened to: every engine whose facts name a port for KV events, at the address that discovery gave for it.
-# Each engine has a place in the exact index only as long as its incarnation is followed.
+# Who is listened to: every cache for which an engine's facts name a port for KV events, at the address that discovery
+# gave for the engine. Each has a place in the exact index only as long as its incarnation is followed. Caches of one
+# engine end and begin together: where one rank dies, the engine does.
 class EventSubscriptions:
     """The subscribers of one router.
 
@@ -96,7 +97,8 @@ class EventSubscriptions:
         self._on_live = on_live
         self._key = key
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks: dict[str, dict[str, asyncio.Task[None]]] = {}
+        """Of each engine, by its caches."""
         self._ending: set[asyncio.Task[None]] = set()
         table.subscribe(self._follow)
         table.subscribe_to_facts(self._facts_changed)
@@ -116,7 +118,7 @@ class EventSubscriptions:
     def _facts_changed(self, engine: EngineView, before: EngineFacts | None) -> None:
         self._end(engine.id)
         facts = engine.facts
-        if facts is None or facts.kv_events_port is None or not facts.prefix_caching:
+        if facts is None or not facts.prefix_caching or all(one.kv_events_port is None for one in facts.caches):
             return
         host, _ = check_engine_url(engine.endpoint.url)
         if self._key is None and not _is_loopback(host):
@@ -124,21 +126,24 @@ class EventSubscriptions:
             return
         if self._context is None:
             self._context = zmq.Context()
-        connect = partial(EventSockets, self._context, host, facts.kv_events_port, self._key)
-        self._index.join(engine.id, facts.num_blocks)
-        subscriber = EventSubscriber(engine.id, facts.incarnation, self._index, self.counts, self._on_live)
-        task = asyncio.get_running_loop().create_task(subscriber.run(connect))
-        self._tasks[engine.id] = task
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
-        tell_of_a_crash(task, "the KV events of an engine are not followed any more")
+        tasks = self._tasks[engine.id] = {}
+        for name, cache in zip(engine.cache_ids, facts.caches, strict=True):
+            if cache.kv_events_port is None:
+                continue
+            connect = partial(EventSockets, self._context, host, cache.kv_events_port, self._key)
+            self._index.join(name, cache.num_blocks)
+            subscriber = EventSubscriber(name, cache.incarnation, self._index, self.counts, self._on_live)
+            task = asyncio.get_running_loop().create_task(subscriber.run(connect))
+            tasks[name] = task
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+            tell_of_a_crash(task, "the KV events of an engine are not followed any more")
 
     def _end(self, engine_id: str) -> None:
-        task = self._tasks.pop(engine_id, None)
-        if task is not None:
+        for name, task in self._tasks.pop(engine_id, {}).items():
             task.cancel()
-            self._on_live(engine_id, False)
-            self._index.leave(engine_id)
+            self._on_live(name, False)
+            self._index.leave(name)
 
 
 def _is_loopback(host: str) -> bool:

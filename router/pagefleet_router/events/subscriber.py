@@ -1,4 +1,4 @@
-"""Follows the KV events of one incarnation of one engine, into the exact index.
+"""Follows the KV events of one incarnation of an engine, or of one of its caches, into the exact index.
 
 A message is applied some keys at a time, so that no batch, however large, holds up the event loop for long. Meanwhile
 the next ones wait in the socket, whose queue is bounded.
@@ -59,9 +59,9 @@ class EventSubscriber:
     """One engine's events.
 
     Args:
-        engine_id: whose.
+        engine_id: whose; of one of its caches, that one's name.
         incarnation: of its facts.
-        index: has a place for the engine already.
+        index: has a place for it already.
         counts: where what happens is counted.
         on_live: called with True when the index holds what the engine has, with False when it may not.
     """

@@ -104,7 +104,7 @@ class Dispatcher:
     def sent(self, view: RequestView, choice: Choice) -> None:
         """Note what an engine has been given: apart from `begin`, so that the request need not wait for it."""
         computes = choice.computes
-        self.policy.sent(view, computes.engine)  # one that takes K/V has it only when it answers
+        self.policy.sent(view, computes.engine, computes.rank)  # one that takes K/V has it only when it answers
         metrics, tokens = self.metrics, view.num_tokens
         metrics.pairs.choices[choice.kind] += 1
         hits = min(computes.cached_tokens, tokens)

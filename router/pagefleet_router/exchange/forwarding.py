@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pagefleet_protocol import headers
+from pagefleet_protocol.engine_facts import CacheFacts
 from pagefleet_protocol.fleet_key import FleetKey
 from pagefleet_protocol.handoff import CACHE_SALT, PROMPT_TOKENS, STREAM, tenant_salt
 from pagefleet_protocol.key_file import API_KEY
@@ -114,22 +115,19 @@ class Transfers:
             on_failure: what the decode engine does without the K/V.
         """
         assert choice.prefill is not None
-        prefill, decode = choice.prefill.engine, choice.engine
-        assert prefill.facts is not None
-        assert decode.facts is not None
+        prefill, decode = _cache(choice.prefill), _cache(choice)
         number = secrets.token_hex(16)
-        asked = KvTransfer("prefill", number, decode.facts.incarnation)
-        asks = KvTransfer("decode", number, prefill.facts.incarnation, control_address(prefill), on_failure)
-        return Transfer(
-            number,
-            asked.encode(self.key, prefill.facts.incarnation),
-            asks.encode(self.key, decode.facts.incarnation),
-        )
+        asked = KvTransfer("prefill", number, decode.incarnation)
+        asks = KvTransfer("decode", number, prefill.incarnation, control_address(choice.prefill), on_failure)
+        return Transfer(number, asked.encode(self.key, prefill.incarnation), asks.encode(self.key, decode.incarnation))
 
 
-def control_address(engine: EngineView) -> str:
-    """Return HOST:PORT of an engine's control socket, which is on the host of its HTTP address."""
-    assert engine.facts is not None
-    assert engine.facts.kv_transfer is not None
-    host = engine.endpoint.url.removeprefix("http://").rpartition(":")[0]
-    return f"{host}:{engine.facts.kv_transfer.port}"
+def control_address(choice: Choice) -> str:
+    """Return HOST:PORT of the control socket of an engine's data rank, on the host of its HTTP address."""
+    host = choice.engine.endpoint.url.removeprefix("http://").rpartition(":")[0]
+    return f"{host}:{_cache(choice).kv_transfer_port}"
+
+
+def _cache(choice: Choice) -> CacheFacts:
+    assert choice.engine.facts is not None
+    return choice.engine.facts.caches[choice.rank or 0]

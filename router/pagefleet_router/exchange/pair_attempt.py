@@ -138,7 +138,7 @@ class PairAttempt:
         """Learn from the decode leg's first byte; `view` is still whole."""
         self._answered_at = now
         dispatcher, leg = self._services.dispatcher, self.leg
-        dispatcher.policy.sent(view, self._choice.engine)
+        dispatcher.policy.sent(view, self._choice.engine, self._choice.rank)
         if leg is None or leg.done_at is None:
             return  # it was not needed, or its K/V did not come
         dispatcher.succeeded(self.prefill.engine)

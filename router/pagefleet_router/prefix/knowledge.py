@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -18,10 +19,14 @@ class PrefixKnowledge(Protocol):
     """Answers how much of a prompt each engine has cached."""
 
     def cached_tokens(self, engines: Sequence[EngineView], request: RequestView) -> list[int]:
-        """Return, for each engine, the leading prompt tokens that it has probably cached."""
+        """Return, for each engine, the leading prompt tokens that it has probably cached; of several caches, in the one
+        that has most, as the engine chooses it for them."""
 
-    def sent(self, engine_id: str, request: RequestView) -> None:
-        """Note that an engine is given a request, whose prompt it will have cached soon."""
+    def cached_by_rank(self, engine: EngineView, request: RequestView) -> list[int]:
+        """Return the same of each data rank of an engine."""
+
+    def sent(self, engine: EngineView, request: RequestView, rank: int | None = None) -> None:
+        """Note that an engine is given a request, whose prompt it will have cached soon, in the named rank."""
 
     def lost(self, engine_id: str) -> None:
         """Note that an engine's cache is gone: it left, or began anew."""
@@ -42,10 +47,14 @@ class ApproximatePrefixes:
         most = request.num_tokens - 1 if request.num_tokens else len(pieces) * per_piece
         return [min(most, self._index.match(engine.id, pieces) * per_piece) for engine in engines]
 
-    def sent(self, engine_id: str, request: RequestView) -> None:
+    def cached_by_rank(self, engine: EngineView, request: RequestView) -> list[int]:
+        """See PrefixKnowledge: which rank has it is known to nobody."""
+        return self.cached_tokens((engine,), request) * len(engine.cache_ids)
+
+    def sent(self, engine: EngineView, request: RequestView, rank: int | None = None) -> None:
         """See PrefixKnowledge."""
         if request.pieces:
-            self._index.record(engine_id, request.pieces)
+            self._index.record(engine.id, request.pieces)
 
     def lost(self, engine_id: str) -> None:
         """See PrefixKnowledge."""
@@ -70,15 +79,15 @@ class PrefixBook:
 
     @property
     def num_live(self) -> int:
-        """How many engines the exact index has all of."""
+        """How many caches the exact index has all of."""
         return len(self._live)
 
-    def set_live(self, engine_id: str, is_live: bool) -> None:
-        """Note whether the exact index has all that an engine has."""
+    def set_live(self, cache_id: str, is_live: bool) -> None:
+        """Note whether the exact index has all that a cache has."""
         if is_live:
-            self._live.add(engine_id)
+            self._live.add(cache_id)
         else:
-            self._live.discard(engine_id)
+            self._live.discard(cache_id)
 
     def cached_tokens(self, engines: Sequence[EngineView], request: RequestView) -> list[int]:
         """See PrefixKnowledge."""
@@ -87,18 +96,28 @@ class PrefixBook:
             return self._guess.cached_tokens(engines, request)
         told = [self._tells(engine, request) for engine in engines]
         most = (request.num_tokens - 1) // size  # an engine computes the last token whatever it has
-        matched = self._exact.match([one.id for one, tells in zip(engines, told, strict=True) if tells], blocks)
-        lengths = iter(matched)
+        asked = [one.cache_ids for one, tells in zip(engines, told, strict=True) if tells]
+        matched = iter(self._exact.match([name for names in asked for name in names], blocks))
+        lengths = iter([max(itertools.islice(matched, len(names))) for names in asked])
         if all(told):
             return [min(length, most) * size for length in lengths]
         guessed = self._guess.cached_tokens(engines, request)
         return [min(next(lengths), most) * size if tells else guess for tells, guess in zip(told, guessed, strict=True)]
 
-    def sent(self, engine_id: str, request: RequestView) -> None:
+    def cached_by_rank(self, engine: EngineView, request: RequestView) -> list[int]:
         """See PrefixKnowledge."""
-        self._guess.sent(engine_id, request)
+        if not request.blocks or not self._tells(engine, request):
+            return self._guess.cached_by_rank(engine, request)
+        most = (request.num_tokens - 1) // request.block_size
+        return [min(one, most) * request.block_size for one in self._exact.match(engine.cache_ids, request.blocks)]
+
+    def sent(self, engine: EngineView, request: RequestView, rank: int | None = None) -> None:
+        """See PrefixKnowledge. Where the engine chooses the rank each counts as having it, until events come."""
+        self._guess.sent(engine, request)
         if request.blocks:
-            self._exact.sent(engine_id, request.blocks)
+            names = engine.cache_ids
+            for name in names if rank is None else names[rank : rank + 1]:
+                self._exact.sent(name, request.blocks)
 
     def lost(self, engine_id: str) -> None:
         """See PrefixKnowledge. The exact index hears it from the engine, whose incarnation is another then."""
@@ -108,7 +127,7 @@ class PrefixBook:
         facts = engine.facts
         return (
             facts is not None
-            and engine.id in self._live
+            and self._live.issuperset(engine.cache_ids)
             and (facts.scope, facts.block_size) == (request.scope, request.block_size)
         )
 

@@ -74,9 +74,9 @@ class Auto:
             for engine, cost, hit in zip(engines, costs, cached, strict=True)
         )
 
-    def sent(self, request: RequestView, engine: EngineView) -> None:
+    def sent(self, request: RequestView, engine: EngineView, rank: int | None = None) -> None:
         """Remember the prompt."""
-        self._knowledge.sent(engine.id, request)
+        self._knowledge.sent(engine, request, rank)
 
     def lost(self, engine_id: str) -> None:
         """Forget the engine's cache."""

@@ -10,11 +10,14 @@ import math
 from pagefleet_router.request_view import RequestView
 from pagefleet_router.scheduling.policy import Choice
 
+OUTPUT_TOKENS = 256
+"""What an open answer counts for at its data rank, as where an engine chooses the rank itself."""
+
 
 class InFlight:
     """Counts itself at its engine when it is made; `over` ends that and may be called again."""
 
-    __slots__ = ("_is_answered", "_is_over", "_num_waiting", "_prefill", "choice", "sent_at", "view")
+    __slots__ = ("_is_answered", "_is_over", "_num_waiting", "_prefill", "_rank_tokens", "choice", "sent_at", "view")
 
     def __init__(self, view: RequestView, choice: Choice, now: float) -> None:
         self.view = view
@@ -24,6 +27,8 @@ class InFlight:
         engine = choice.engine
         tokens = max(view.num_tokens - choice.cached_tokens, 0)
         self._num_waiting = tokens + engine.tally.queued(now)
+        self._rank_tokens = OUTPUT_TOKENS + (0 if choice.prefill else tokens)
+        self._count_at_rank(self._rank_tokens)
         until = math.inf
         if not view.stream and choice.prefill is None:
             # Its first byte comes with the last: nobody tells when the prompt is computed.
@@ -50,8 +55,13 @@ class InFlight:
         engine = self.choice.engine
         engine.tally.prefilled(self._prefill)
         engine.tally.end()
+        self._count_at_rank(-self._rank_tokens)
         if self._is_answered:
             seconds = now - self.sent_at
             engine.rates.finished(seconds, now)
             if not self.view.stream and self.choice.prefill is None:
                 engine.rates.whole(self._num_waiting, seconds, now)
+
+    def _count_at_rank(self, tokens: int) -> None:
+        if self.choice.rank is not None:
+            self.choice.engine.tally.rank_tokens[self.choice.rank] += tokens

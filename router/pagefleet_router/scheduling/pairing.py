@@ -19,6 +19,10 @@ from pagefleet_router.scheduling.kv_links import KvLinks
 from pagefleet_router.scheduling.policy import Choice, Policy, Score
 from pagefleet_router.scheduling.selection import pick_random_lowest, with_room
 
+RECOMPUTE = 4
+"""What a token counts for that a data rank does not have yet, beside those that it has to compute already: as where an
+engine chooses the rank itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class Option:
@@ -67,7 +71,11 @@ class Pairing:
         if not prefills or not self._is_long(request, whole):
             return whole
         options = list(self._options(request, whole, engines, prefills, links))
-        return min(options, key=lambda option: option.seconds).choice
+        choice = min(options, key=lambda option: option.seconds).choice
+        if choice.prefill is None:
+            return choice
+        answers = self._at_rank(choice, request)
+        return Choice(answers.engine, answers.cached_tokens, self._at_rank(choice.prefill, request), answers.rank)
 
     def explain(
         self, request: RequestView, engines: Sequence[EngineView], prefills: Sequence[EngineView], links: KvLinks
@@ -83,6 +91,20 @@ class Pairing:
             choice = Choice(engine, hit)
             options.append(Option(choice, local_seconds(choice, request.num_tokens, now)))
         return tuple(_score(option, now) for option in options)
+
+    def _at_rank(self, choice: Choice, request: RequestView) -> Choice:
+        """Return the choice of an engine with the data rank that takes the prompt where it costs least.
+
+        Engines choose ranks themselves, but an engine that asks another one for K/V has to know which of its ranks.
+        """
+        engine = choice.engine
+        if len(engine.cache_ids) == 1:
+            return choice
+        cached = self._knowledge.cached_by_rank(engine, request)
+        busy = engine.tally.rank_tokens
+        costs = [RECOMPUTE * (request.num_tokens - own) + busy[rank] for rank, own in enumerate(cached)]
+        rank = self._rng.choice([rank for rank, cost in enumerate(costs) if cost == min(costs)])
+        return Choice(engine, cached[rank], rank=rank)
 
     def _is_long(self, request: RequestView, whole: Choice) -> bool:
         return request.num_tokens - whole.cached_tokens >= max(self._threshold, 1)

@@ -54,7 +54,7 @@ class LeastLoad:
         """See Policy."""
         return blind_scores(request, engines, self._clock())
 
-    def sent(self, request: RequestView, engine: EngineView) -> None:
+    def sent(self, request: RequestView, engine: EngineView, rank: int | None = None) -> None:
         """Nothing to learn."""
 
     def lost(self, engine_id: str) -> None:
@@ -86,7 +86,7 @@ class RoundRobin:
         """See Policy."""
         return blind_scores(request, engines, self._clock())
 
-    def sent(self, request: RequestView, engine: EngineView) -> None:
+    def sent(self, request: RequestView, engine: EngineView, rank: int | None = None) -> None:
         """Nothing to learn."""
 
     def lost(self, engine_id: str) -> None:
@@ -138,9 +138,9 @@ class LongestPrefix:
         """See Policy."""
         return self._auto.explain(request, engines)
 
-    def sent(self, request: RequestView, engine: EngineView) -> None:
+    def sent(self, request: RequestView, engine: EngineView, rank: int | None = None) -> None:
         """Remember the prompt."""
-        self._auto.sent(request, engine)
+        self._auto.sent(request, engine, rank)
 
     def lost(self, engine_id: str) -> None:
         """Forget the engine's cache."""
@@ -167,9 +167,9 @@ class SessionHash:
         """See Policy."""
         return self._otherwise.explain(request, engines)
 
-    def sent(self, request: RequestView, engine: EngineView) -> None:
+    def sent(self, request: RequestView, engine: EngineView, rank: int | None = None) -> None:
         """Remember the prompt."""
-        self._otherwise.sent(request, engine)
+        self._otherwise.sent(request, engine, rank)
 
     def lost(self, engine_id: str) -> None:
         """Forget the engine's cache."""

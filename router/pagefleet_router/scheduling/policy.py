@@ -16,10 +16,14 @@ class Choice:
     Not a dataclass: one is made per request, and compiled it is made five times as fast.
     """
 
-    __slots__ = ("cached_tokens", "engine", "prefill")
+    __slots__ = ("cached_tokens", "engine", "prefill", "rank")
 
-    def __init__(self, engine: EngineView, cached_tokens: int = 0, prefill: Choice | None = None) -> None:
+    def __init__(
+        self, engine: EngineView, cached_tokens: int = 0, prefill: Choice | None = None, rank: int | None = None
+    ) -> None:
         self.engine: Final = engine
+        self.rank: Final = rank
+        """Its data rank that gets the request, where K/V is passed between two; None: it chooses."""
         self.cached_tokens: Final = cached_tokens
         self.prefill: Final = prefill
         """The engine that computes the prompt for it; None: it does that itself."""
@@ -65,8 +69,8 @@ class Policy(Protocol):
     def explain(self, request: RequestView, engines: Sequence[EngineView]) -> tuple[Score, ...]:
         """Return how each engine looks to a request, in their order. For people: it takes longer than `choose`."""
 
-    def sent(self, request: RequestView, engine: EngineView) -> None:
-        """Note that the engine has taken the request."""
+    def sent(self, request: RequestView, engine: EngineView, rank: int | None = None) -> None:
+        """Note that the engine, or that data rank of it, has taken the request."""
 
     def lost(self, engine_id: str) -> None:
         """Note that an engine's cache is gone: it left or began anew."""

@@ -112,7 +112,7 @@ class TokenizedPrompts:
         """
         votes: dict[tuple[str, int, str], list[_Plan]] = {}
         for facts in (engine.facts for engine in engines):
-            if facts is None or facts.text_digest is None or facts.kv_events_port is None:
+            if facts is None or facts.text_digest is None or all(one.kv_events_port is None for one in facts.caches):
                 continue
             text = self._library.text(facts.text_digest)
             if text is not None:

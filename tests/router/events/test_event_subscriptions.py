@@ -14,9 +14,10 @@ import zmq
 from pagefleet_kv.config import KvEventsConfig
 from pagefleet_kv.events.publisher import KvEventPublisher
 from pagefleet_protocol.endpoints import Endpoint
+from pagefleet_protocol.engine_facts import CacheFacts
 from pagefleet_protocol.fleet_key import FleetKey, read_fleet_key
 from pagefleet_protocol.kv_events import TOPIC, EventBatch, Stored, encode, pack_keys, routing_key
-from pagefleet_router.engines.endpoints import EndpointTable
+from pagefleet_router.engines.endpoints import EndpointTable, cache_id
 from pagefleet_router.events.fleet_caches import EventSubscriptions
 from pagefleet_router.prefix.exact import ExactIndex
 
@@ -89,6 +90,47 @@ def test_two_routers_end_with_what_the_engine_has() -> None:
         assert all(one.subscriptions.counts.num_gaps for one in followers), "batches were lost on the way"
 
     run(check, loss=0.3, num_followers=2)
+
+
+def test_each_data_rank_is_followed_and_all_of_them_end_together() -> None:
+    """Each has its own numbers, gaps and answers; a rank that dies takes its engine with it."""
+
+    async def scenario() -> None:
+        follower = Follower()
+        publishers = KvPublisher(random.Random(2), 0.3), KvPublisher(random.Random(3))
+        async with publishing(publishers[0]) as one, publishing(publishers[1]) as other:
+            other.restart()  # another incarnation than the first one's
+            other.tell(range(300, 310))
+
+            def know(*told: tuple[str, KvPublisher]) -> None:
+                caches = tuple(
+                    CacheFacts(incarnation=incarnation, num_blocks=NUM_BLOCKS, kv_events_port=publisher.port)
+                    for incarnation, publisher in told
+                )
+                both = facts(caches[0].incarnation, num_blocks=2 * NUM_BLOCKS, data_ranks=caches)
+                follower.table.set_facts("e", both)
+
+            def has(rank: int) -> set[int]:
+                name = cache_id("e", rank)
+                return {n for n in range(NUM_BLOCKS) if follower.index.match([name], [routing_key(block(n))]) == [1]}
+
+            follower.table.replace([Endpoint("e", "http://127.0.0.1:1", "m")])
+            know((one.incarnation, one), (other.incarnation, other))
+            for number in range(0, 200, 10):
+                one.tell(range(number, number + 10), range(number - 40, number - 30))
+                await asyncio.sleep(0.005)
+            await until(lambda: has(0) == one.cached and has(1) == other.cached)
+            assert follower.live == {cache_id("e", 0): True, cache_id("e", 1): True}
+            assert follower.subscriptions.counts.num_gaps, "batches of the first were lost on the way"
+
+            know(("8" * 32, one), ("9" * 32, other))  # it began anew, and these do not yet tell of that
+            assert not any(follower.live.values())
+            assert not has(0) | has(1)
+            follower.table.set_facts("e", None)
+            assert len(follower.index) == 0
+        await follower.subscriptions.stop()
+
+    uvloop.run(scenario())
 
 
 def test_garbage_and_forgeries_change_nothing() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 import uvloop
+from pagefleet_protocol.kube_names import RANK_PORTS_APART
 from pagefleet_protocol.kv_handoff import KV_TRANSFER
 from pagefleet_router.exchange.exchange import Exchange
 from pagefleet_router.signals.monitor import MonitorTiming
@@ -110,6 +112,23 @@ def test_both_engines_get_the_request_and_are_told_of_each_other(tmp_path: Path)
         assert f.metric('pagefleet_router_pd_requests_total{choice="remote"}') == 1
 
     run(tmp_path, check, prefill(), decode())
+
+
+def test_a_data_rank_of_each_engine_is_told_of_one_of_the_other(tmp_path: Path) -> None:
+    async def check(f: PairFleet) -> None:
+        told = set()
+        for number in range(12):
+            assert (await f.made.ask(post(long_chat(number)))).status == 200
+            asked, asks = f.of("p")[-1].transfer, f.of("d")[-1].transfer
+            assert asked is not None
+            assert asks is not None
+            assert (asked.peer_incarnation, asks.peer_incarnation) == (asks.told, asked.told)
+            rank = int(asked.told[-1])
+            assert asks.peer_address == f"127.0.0.1:{7000 + RANK_PORTS_APART * rank}"
+            told |= {asked.told, asks.told}
+        assert told == {f"{31 * '0'}0", f"{31 * '0'}1", f"{31 * '1'}0", f"{31 * '1'}1"}
+
+    run(tmp_path, check, prefill(num_ranks=2), decode(num_ranks=2))
 
 
 def test_the_decode_leg_does_not_wait_for_the_other(tmp_path: Path) -> None:
@@ -246,9 +265,9 @@ def test_a_decode_engine_that_began_anew_gives_no_wrong_status(tmp_path: Path) -
 
 def test_a_decode_engine_that_dies_is_replaced_and_the_prompt_is_sent_again(tmp_path: Path) -> None:
     async def check(f: PairFleet) -> None:
-        for number in range(8):
-            assert (await f.made.ask(post(long_chat(number)))).status == 200
-        assert {leg.engine for leg in f.of("d")} == {"d0", "d1"}
+        number = itertools.count()
+        while {leg.engine for leg in f.of("d")} != {"d0", "d1"}:  # which is asked first is drawn
+            assert (await f.made.ask(post(long_chat(next(number))))).status == 200
         legs = [leg.transfer.transfer_id for leg in f.log if leg.transfer is not None]
         assert len(legs) == 2 * len(set(legs)), "each attempt has two legs"
 

@@ -15,6 +15,7 @@ from pagefleet_router.prefix.knowledge import ApproximatePrefixes, PrefixBook
 from pagefleet_router.request_view import RequestView
 
 from tests.example_counts import examples
+from tests.fakes.pair_fleet import with_ranks
 from tests.router.signals.test_engine_facts import facts
 
 KEYS = st.lists(st.integers(0, 12), max_size=8)
@@ -157,13 +158,35 @@ def test_the_engines_word_counts_where_it_is_known() -> None:
             known.set_live(one.id, True)
     request = RequestView("m", (5, 6), num_tokens=100, blocks=[1, 2, 9], block_size=16, scope="s")
     assert known.cached_tokens(engines, request) == [32, 0, 0, 0]
-    known.sent("b", request)
-    known.sent("a", request)
+    known.sent(engines[1], request)
+    known.sent(engines[0], request)
     assert known.cached_tokens(engines, request) == [48, 99, 0, 0], "b is guessed, never more than what there is"
     known.set_live("a", False)
     known.lost("b")
     assert known.cached_tokens(engines, request) == [99, 0, 0, 0]
     assert known.cached_tokens(engines[:1], RequestView("m", (5, 7))) == [128]
+
+
+def test_an_engine_of_data_ranks_has_what_its_best_rank_has() -> None:
+    known, index = book()
+    told = facts()
+    one = EngineView(Endpoint("a", "http://127.0.0.1:1", "m"), facts=with_ranks(told, 2))
+    for name, keys in zip(one.cache_ids, ([1], [1, 2, 3]), strict=True):
+        index.join(name, 100)
+        index.add(name, keys)
+    request = RequestView("m", (5, 6), num_tokens=100, blocks=[1, 2, 9], block_size=16, scope="s")
+    known.set_live(one.cache_ids[0], True)
+    assert known.cached_tokens([one], request) == [0], "half of what it says is nothing"
+    known.set_live(one.cache_ids[1], True)
+    alone = engine("b")
+    assert known.cached_tokens([alone, one], request) == [0, 32]
+    assert known.cached_by_rank(one, request) == [16, 32]
+    known.sent(one, request, rank=0)
+    assert known.cached_by_rank(one, request) == [48, 32]
+    known.sent(one, request)
+    assert known.cached_by_rank(one, request) == [48, 48], "the engine has chosen"
+    assert known.cached_by_rank(alone, request) == [0]
+    index.check_integrity()
 
 
 def test_the_last_token_is_always_computed() -> None:

@@ -21,19 +21,23 @@ from pagefleet_router.scheduling.pairing import Pairing
 from pagefleet_router.scheduling.policies import make_policy
 from pagefleet_router.scheduling.policy import Choice
 
-from tests.fakes.pair_fleet import pair_facts
+from tests.fakes.pair_fleet import pair_facts, with_ranks
 
 
 class Known:
-    """Prefixes that a test says the engines have."""
+    """Prefixes that a test says the engines have, or their ranks."""
 
-    def __init__(self, **tokens: int) -> None:
+    def __init__(self, **tokens: int | list[int]) -> None:
         self.tokens = tokens
 
     def cached_tokens(self, engines: Sequence[EngineView], request: RequestView) -> list[int]:
-        return [self.tokens.get(engine.id, 0) for engine in engines]
+        return [max(self.cached_by_rank(engine, request)) for engine in engines]
 
-    def sent(self, engine_id: str, request: RequestView) -> None:
+    def cached_by_rank(self, engine: EngineView, request: RequestView) -> list[int]:
+        tokens = self.tokens.get(engine.id, 0)
+        return [tokens] if isinstance(tokens, int) else tokens
+
+    def sent(self, engine: EngineView, request: RequestView, rank: int | None = None) -> None:
         raise AssertionError("a choice notes nothing")
 
     def lost(self, engine_id: str) -> None:
@@ -84,6 +88,46 @@ def test_only_prompts_over_the_threshold_are_split(
     tokens: int, cached: int, threshold: int, expected: tuple[str | None, str]
 ) -> None:
     assert ids(chosen([P0, D0], tokens, Known(d0=cached, p0=cached), threshold)) == expected
+
+
+def of_ranks(name: str, role: KvRole) -> EngineView:
+    """An engine of two data ranks behind one port."""
+    view = engine(name, role)
+    assert view.facts is not None
+    return replace(view, facts=with_ranks(view.facts, 2))
+
+
+def test_a_prompt_goes_to_the_rank_that_has_its_beginning_until_that_one_has_more_to_do() -> None:
+    prefill, decode = of_ranks("p", "prefill"), of_ranks("d", "decode")
+    known = Known(p=[0, 1000], d=[500, 0])
+    choice = chosen([prefill, decode], known=known)
+    assert choice.prefill is not None
+    assert (choice.prefill.rank, choice.prefill.cached_tokens) == (1, 1000)
+    assert (choice.rank, choice.cached_tokens) == (0, 500)
+    view = RequestView("m", num_tokens=4000, stream=True)
+    open_ones = [InFlight(view, choice.prefill, 0.0) for _ in range(2)]
+    assert prefill.tally.rank_tokens == {1: 2 * (3000 + 256)}
+    again = chosen([prefill, decode], known=known)
+    assert again.prefill is not None
+    assert (again.prefill.rank, again.prefill.cached_tokens) == (0, 0), "4,000 tokens wait for less than 1,000 cost"
+    decoding = InFlight(view, choice, 0.0)
+    assert decode.tally.rank_tokens == {0: 256}, "it computes none of the prompt"
+    for one in (*open_ones, decoding):
+        one.end(1.0)
+        one.end(1.0)
+    assert not +prefill.tally.rank_tokens
+    assert not +decode.tally.rank_tokens
+
+
+def test_of_equal_ranks_all_get_some() -> None:
+    prefill, decode = of_ranks("p", "prefill"), engine("d", "decode")
+    knowledge, clock = Known(p=[0, 0]), lambda: 100.0
+    rng = random.Random(0)
+    pairing = Pairing(Auto(knowledge, rng, clock), knowledge, 256, True, clock, rng)
+    view = RequestView("m", num_tokens=4000, stream=True, may_split=True)
+    found = [pairing.choose(view, [decode], [prefill], KvLinks()) for _ in range(40)]
+    assert {one.prefill.rank for one in found if one.prefill} == {0, 1}
+    assert {one.rank for one in found} == {None}, "an engine with one cache is told of none"
 
 
 def test_a_busy_decode_engine_is_spared_more() -> None:

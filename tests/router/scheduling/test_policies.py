@@ -73,8 +73,11 @@ class Known:
     def cached_tokens(self, engines: object, request: RequestView) -> list[int]:
         return [self.tokens.get(engine.id, 0) for engine in engines]  # type: ignore[attr-defined]
 
-    def sent(self, engine_id: str, request: RequestView) -> None:
-        self.tokens[engine_id] = request.num_tokens
+    def cached_by_rank(self, engine: EngineView, request: RequestView) -> list[int]:
+        return self.cached_tokens((engine,), request)
+
+    def sent(self, engine: EngineView, request: RequestView, rank: int | None = None) -> None:
+        self.tokens[engine.id] = request.num_tokens
 
     def lost(self, engine_id: str) -> None:
         self.tokens.pop(engine_id, None)

@@ -6,11 +6,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import uvloop
 from pagefleet_protocol.endpoints import Endpoint
 from pagefleet_protocol.engine_facts import (
     FACTS_PATH,
+    MAX_DATA_RANKS,
     EngineFacts,
     EngineFactsError,
     KvTransferFacts,
@@ -22,6 +24,7 @@ from pagefleet_router.signals.http_get import ProbeAnswer, Prober
 from pagefleet_router.signals.monitor import ASK_AGAIN_S, FactsAsker
 
 from tests.fakes.faulty_engine import FaultyEngine, Fleet, fleet, raw
+from tests.fakes.pair_fleet import with_ranks
 
 FIRST, SECOND = "1" * 32, "2" * 32
 
@@ -89,6 +92,24 @@ def test_an_engine_without_facts_serves(tmp_path: Path, told: bytes | None) -> N
         assert facts_of(one) is None
 
     run(tmp_path, check)
+
+
+def test_what_is_said_of_data_ranks_is_bounded_and_whole() -> None:
+    told = with_ranks(facts(kv_transfer=PASSES_KV), 2)
+    assert decode_facts(encode_facts(told)) == told
+    first, second = told.data_ranks
+    change = msgspec.structs.replace
+    for wrong in (
+        (first, change(second, num_blocks=0)),
+        (first, change(second, kv_events_port=65535)),
+        (first, change(second, kv_transfer_port=0)),
+        (first, change(second, kv_transfer_port=None)),
+        (first, change(second, incarnation="A" * 32)),
+        (first, change(second, incarnation=first.incarnation)),
+        tuple(change(first, incarnation=f"{number:032x}") for number in range(MAX_DATA_RANKS + 1)),
+    ):
+        with pytest.raises(EngineFactsError):
+            decode_facts(encode_facts(change(told, data_ranks=wrong)))
 
 
 @pytest.mark.parametrize("incarnation", ["1" * 31, "1\r\nx-forged: 1", "", "A" * 32, "1" * 32 + "\n"])

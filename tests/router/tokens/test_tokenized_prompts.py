@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 import uvloop
 from pagefleet_protocol.block_hash import BlockHash, PrefixScope, extend_hashes, root_hash
 from pagefleet_protocol.endpoints import Endpoint
-from pagefleet_protocol.engine_facts import TEXT_PATH, TextData, encode_text, text_digest
+from pagefleet_protocol.engine_facts import TEXT_PATH, CacheFacts, TextData, encode_text, text_digest
 from pagefleet_protocol.handoff import tenant_salt, unpack_tokens
 from pagefleet_protocol.kv_events import routing_key
-from pagefleet_router.engines.endpoints import EndpointTable
+from pagefleet_protocol.kv_handoff import KvRole
+from pagefleet_router.engines.endpoints import EndpointTable, EngineView
+from pagefleet_router.engines.rates import EngineRates
+from pagefleet_router.prefix.exact import ExactIndex
+from pagefleet_router.prefix.index import PrefixIndex
+from pagefleet_router.prefix.knowledge import ApproximatePrefixes, PrefixBook
 from pagefleet_router.request_view import ANONYMOUS, RequestView
+from pagefleet_router.scheduling.auto import Auto
+from pagefleet_router.scheduling.kv_links import KvLinks
+from pagefleet_router.scheduling.pairing import Pairing
 from pagefleet_router.tokens import tokenized_prompts
 from pagefleet_router.tokens.prompt_work import CHAT, COMPLETIONS
 from pagefleet_router.tokens.tokenized_prompts import TokenizedPrompts
 from pagefleet_text.text_model import TextModel
 
 from tests.fakes.faulty_engine import FaultyEngine
+from tests.fakes.pair_fleet import pair_facts
 from tests.fakes.small_tokenizers import byte_level_backend
 from tests.router.signals.test_engine_facts import facts
 
@@ -200,6 +210,40 @@ def test_engines_that_have_no_use_for_it(told: dict[str, Any]) -> None:
         assert await reader.read(chat()) == (RequestView("m"), False)
 
     run(check, loaded=told["text_digest" if "text_digest" in told else "kv_events_port"] is not None, **told)
+
+
+def test_a_prompt_goes_to_the_rank_behind_one_port_that_has_published_its_blocks() -> None:
+    """Of the prefill engine and of the decode engine."""
+    ranks = tuple(
+        CacheFacts(incarnation=f"{rank:032x}", num_blocks=900, kv_events_port=7 + rank, kv_transfer_port=17 + rank)
+        for rank in range(2)
+    )
+    index = ExactIndex()
+    known = PrefixBook(ApproximatePrefixes(PrefixIndex(1000)), index)
+
+    def engine(name: str, role: KvRole, rank: int, blocks: Sequence[int]) -> EngineView:
+        told = pair_facts(name, role, data_ranks=ranks)
+        made = EngineView(Endpoint(name, f"http://{name}:1", "m"), ready=True, facts=told, rates=EngineRates())
+        for cache in made.cache_ids:
+            index.join(cache, 900)
+            known.set_live(cache, True)
+        index.add(made.cache_ids[rank], blocks)
+        return made
+
+    async def check(reader: Reader) -> None:
+        view, later = await reader.read(chat(), stream=True, may_split=True)
+        assert later
+        assert view.blocks == keys(ids_of())[: len(view.blocks)] != []
+        half = view.blocks[: len(view.blocks) // 2]
+        prefill, decode = engine("p", "prefill", 1, view.blocks), engine("d", "decode", 1, half)
+        rng = random.Random(0)
+        pairing = Pairing(Auto(known, rng, lambda: 0.0), known, 64, True, lambda: 0.0, rng)
+        choice = pairing.choose(view, [decode], [prefill], KvLinks())
+        assert choice.prefill is not None
+        assert (choice.prefill.rank, choice.rank) == (1, 1)
+        assert choice.prefill.cached_tokens > choice.cached_tokens > 0
+
+    run(check, kv_events_port=None, data_ranks=ranks)
 
 
 @pytest.mark.parametrize("answer", [b"{}", None])
