@@ -31,7 +31,6 @@ from pagefleet_operator.handlers.cluster_view import ClusterView, Key, StoredSer
 from pagefleet_operator.handlers.pod_http import PodHttp
 from pagefleet_operator.plan.canary import TrialFigures
 from pagefleet_operator.plan.engine_sets import (
-    DEPLOYMENT,
     ENGINE_SETS,
     deployed_replicas,
     is_grouped,
@@ -247,7 +246,7 @@ class Autoscaler:
             name, children = names_of(service).engine, self._view.children(key, uid, *ENGINE_SETS)
             body = _largest(one.body for one in whole_sets(children, name))
             return body, deployed_replicas(children, name)
-        pairs = deployed_pairs(self._view.children(key, uid, DEPLOYMENT))
+        pairs = deployed_pairs(self._view.children(key, uid, *ENGINE_SETS))
         body = _largest(pair[role] for pair in pairs.values() if role in pair)
         return body, replicas_in(body)
 

@@ -54,7 +54,7 @@ class Launcher:
             raise OperatorError(f"waits for {'a free GPU' if count == 1 else f'{count} free GPUs'}")
         # Of several data ranks each has a port, and the next one tells the state of all.
         serving = free_row(_LOOPBACK, workload.endpoints + (workload.endpoints > 1))
-        kv = free_row(_LOOPBACK, workload.endpoints * RANK_PORTS_APART, serving)
+        kv = free_row(_LOOPBACK, workload.caches * RANK_PORTS_APART, serving)
         events, transfers = kv[0], kv[2::RANK_PORTS_APART]
         threads = thread_flags(workload.args, workload.cpu, self._cores, self.num_engines * workload.nodes)
         # Those that come from Secrets in a cluster are in our own environment here.

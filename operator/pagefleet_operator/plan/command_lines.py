@@ -51,7 +51,7 @@ def _rank_args(ranks: Ranks) -> tuple[str, ...]:
     counts = {
         "--tensor-parallel-size": ranks.tensor,
         "--pipeline-parallel-size": ranks.pipeline,
-        "--data-parallel-size": ranks.data,
+        DATA_FLAG: ranks.data,
         "--nnodes": ranks.nodes,
     }
     waits = ("--rank-wait-timeout", str(_NODES_COME_WITHIN_S)) if ranks.nodes > 1 else ()
@@ -131,9 +131,9 @@ def _trace_args(service: InferenceService) -> tuple[str, ...]:
 
 
 def shares_kv_events(service: InferenceService, resolved: Resolved) -> bool:
-    """Return whether engines tell routers what they have cached; copies behind one port share prompts themselves."""
+    """Return whether engines tell routers what they have cached."""
     flags = {arg.partition("=")[0] for arg in resolved.args}
-    return service.spec.router.kv_events and _NO_CACHING not in flags and not resolved.ranks.together
+    return service.spec.router.kv_events and _NO_CACHING not in flags
 
 
 def needs_key(service: InferenceService, resolved: Resolved) -> bool:
@@ -142,6 +142,7 @@ def needs_key(service: InferenceService, resolved: Resolved) -> bool:
 
 
 CONNECTOR = "offload"
+DATA_FLAG = "--data-parallel-size"
 STATE_FLAG = "--data-parallel-supervisor-port"
 """Of engines of several data ranks: where whoever starts them asks how all are."""
 DIRECTORY_FLAG = "--kv-offload-dir"

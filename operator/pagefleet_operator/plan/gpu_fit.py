@@ -311,8 +311,11 @@ def _weight_bytes(resolved: Resolved, facts: ModelFacts) -> tuple[int, int]:
     experts = facts.weights_bytes if facts.num_experts is None else facts.expert_bytes
     common = facts.weights_bytes - experts
     if facts.quantization == "mxfp4" and not resolved.gpus:
-        # A CPU has no four bits: with a scale for 32, these become 16.
-        return common, experts * 64 // 17
+        # A CPU keeps the scale of 32 numbers in two bytes.
+        return common, experts * 18 // 17
+    if kept := facts.gpu_bytes if resolved.gpus else facts.cpu_bytes:
+        of_experts = kept * experts // facts.weights_bytes
+        return kept - of_experts, of_experts
     if facts.quantization:
         return common, experts
     stored = _ITEMSIZE.get(facts.dtype, 2)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from pagefleet_protocol.engine_rules import BY_TCP, LESS_THAN_RANKS, ONE_CACHE, ONE_COPY, ONE_NODE, PORTS_OF_A_POOL
+from pagefleet_protocol.engine_rules import BY_TCP, LESS_THAN_RANKS, ONE_COPY, PORTS_OF_A_POOL
 from pagefleet_protocol.inference_profile import InferenceProfile
 from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.parallelism import MAX_NODES, MAX_RANKS, Parallelism
@@ -76,11 +76,11 @@ def find_ranks(service: InferenceService, profile: InferenceProfile | None, note
 def _kv_stays(ranks: Ranks, service: InferenceService) -> str:
     """Return why an engine of these ranks cannot pass its K/V to others; empty: it can."""
     both = service.spec.disaggregation
-    if ranks.nodes > 1 and both:
-        return f"with {ranks.nodes} nodes {ONE_NODE}"
-    if both and ranks.each > 1 and both.data_plane not in ("auto", "tcp"):
-        return f"with {ranks.each} ranks {BY_TCP}"
-    return f"makes {ranks.data} data ranks one engine, and {ONE_CACHE}" if both and ranks.together else ""
+    if both is None or both.data_plane in ("auto", "tcp"):
+        return ""
+    if ranks.together and both.data_plane == "nccl":
+        return f"with {ranks.total} ranks {BY_TCP}"
+    return f"with {ranks.each} ranks {BY_TCP}" if ranks.each > 1 else ""
 
 
 def _many_ports(ranks: Ranks, service: InferenceService) -> str:

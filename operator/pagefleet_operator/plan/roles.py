@@ -50,6 +50,7 @@ def role_view(service: InferenceService, role: PairRole) -> InferenceService:
                     "autoscaling": part.autoscaling,
                     "resources": _over(_with_gpus(part, spec.resources), spec.resources),
                     "parallelism": _own_ranks(part, spec.parallelism),
+                    "nodes": _own_nodes(part, spec.nodes),
                 }
             ),
             "status": role_status_view(service.status, role),
@@ -85,15 +86,21 @@ def _own_ranks(part: DisaggregatedRole, default: Parallelism) -> Parallelism:
     return part.parallelism.over(Parallelism(expert=default.expert) if part.resources.gpus is not None else default)
 
 
+def _own_nodes(part: DisaggregatedRole, default: int | None) -> int | None:
+    """Return over how many nodes a part's engines are: its own, or the service's where its ranks are the service's."""
+    own_ranks = part.parallelism.counted or part.resources.gpus is not None
+    return part.nodes or (None if own_ranks else default)
+
+
 def _with_gpus(part: DisaggregatedRole, default: Resources) -> Resources:
-    """Return what a part's engines get, with a GPU for each of the ranks that are its own, where there are GPUs.
+    """Return what a part's engines get, with a GPU for each of a node's ranks that are its own, where there are GPUs.
 
     Without `tensor` its ranks follow from the service's GPUs.
     """
     own = part.parallelism
     if own.tensor is None or part.resources.gpus is not None or not default.gpus:
         return part.resources
-    return part.resources.model_copy(update={"gpus": own.tensor * (own.pipeline or 1)})
+    return part.resources.model_copy(update={"gpus": -(-own.tensor * (own.pipeline or 1) // (part.nodes or 1))})
 
 
 def _over(given: Resources, default: Resources) -> Resources:

@@ -56,6 +56,8 @@ class Workload:
     """Processes, or pods, that are one instance together; the first of them serves."""
     endpoints: int = 1
     """Engines that routers see of each instance: data ranks on ports of their own."""
+    caches: int = 1
+    """Data ranks of each instance, which have KV ports of their own, behind one port too."""
     cpu: str | None = None
     """Cores of each instance, as a quantity; None: an equal share."""
     progress_s: float = 1800.0
@@ -159,6 +161,7 @@ def engine_workload(
         gpus=resolved.gpus,
         nodes=resolved.nodes,
         endpoints=resolved.ranks.endpoints,
+        caches=resolved.ranks.data,
         cpu=resolved.cpu,
         progress_s=float(spec.rollout.progress_seconds),
         kv_events=shares_kv_events(service, resolved),

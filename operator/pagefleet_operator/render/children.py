@@ -28,7 +28,7 @@ from pagefleet_operator.render.labels import Object, child_object, selector
 from pagefleet_operator.render.leader_worker_set import engine_set
 from pagefleet_operator.render.model_job import model_claim, model_job, needs_job
 from pagefleet_operator.render.network_policies import network_policies
-from pagefleet_operator.render.ports import endpoints_of
+from pagefleet_operator.render.ports import DataRanks, caches_let_in, caches_of, endpoints_of
 from pagefleet_operator.render.revision import as_found, as_seen, with_applied
 from pagefleet_operator.render.router_deployment import router_deployment
 from pagefleet_operator.render.services import (
@@ -91,27 +91,32 @@ def wanted_children(
             groups=_groups(engines, context),
         ),
         client_service(service),
-        engine_service(service, ranks, context.trial.share if context.trial else {}),
-        *([prefill_service(service, ranks)] if context.parts or deployed_pairs(context.children) else []),
+        engine_service(service, ranks.apart, context.trial.share if context.trial else {}),
+        *([prefill_service(service, ranks.all)] if context.parts or deployed_pairs(context.children) else []),
         _budget(service, names_of(service).engine, "engine", *followers),
         _budget(service, names_of(service).router, "router"),
         *([model_claim(service, resolved)] if resolved.makes_claim else []),
         router_deployment(service, resolved, settings),
-        *_exposure(service, ranks, context),
+        *_exposure(service, ranks.apart, context),
     ]
     job = _job(service, resolved, settings, context) if with_job else None
     return (*map(with_applied, fresh), *_policies_left(service, context), *([job] if job else []), *engines)
 
 
-def _data_ranks(service: InferenceService, resolved: Resolved, context: ChildContext) -> int:
-    """Return how many data ranks any of the pods has: those that stay as they are, or leave, serve until they end."""
+def _data_ranks(service: InferenceService, resolved: Resolved, context: ChildContext) -> DataRanks:
+    """Return what data ranks any of the pods has: those that stay as they are, or leave, serve until they end."""
     deployed = [child.body for _, child in engine_sets(context.children)]
     sets = [one for one in deployed if one["metadata"].get("labels", {}).get(LABEL_COMPONENT) == "engine"]
-    ranks = max([most_endpoints(resolved, context.parts), *map(endpoints_of, sets)])
-    front = context.children.get(("Service", names_of(service).engine))
-    if front and not all(map(is_rolled_out, sets)):  # the template tells nothing of pods that were made before it
-        ranks = max(ranks, len(front.body["spec"].get("ports") or ()))
-    return ranks
+    wanted = [resolved.ranks.data, *(part.resolved.ranks.data for part in context.parts)]
+    apart = [most_endpoints(resolved, context.parts), *map(endpoints_of, sets)]
+    caches = [*wanted, *map(caches_of, sets)]
+    if not all(map(is_rolled_out, sets)):  # the template tells nothing of pods that were made before it
+        front, policy = (
+            context.children.get((kind, names_of(service).engine)) for kind in ("Service", "NetworkPolicy")
+        )
+        apart.append(len(front.body["spec"].get("ports") or ()) if front else 1)
+        caches.append(caches_let_in(policy.body) if policy else 1)
+    return DataRanks(max(apart), max(*caches, *apart))
 
 
 def _policies_left(service: InferenceService, context: ChildContext) -> Iterator[Object]:

@@ -97,11 +97,13 @@ def engine_template(
     """
     made = _plain_template(service, resolved, settings, role, follows, sources)
     template = patched(made, service.spec.pod_template)
+    if role:
+        template = patched(template, role_spec(service, role).pod_template)
     if follows:
         # podTemplate may say what leaders are, and they alone are engines.
         own = template["metadata"]["labels"] | selector(service.name, "follower")
         template = {**template, "metadata": {**template["metadata"], "labels": own}}
-    return patched(template, role_spec(service, role).pod_template) if role else template
+    return template
 
 
 def _plain_template(
@@ -170,8 +172,8 @@ def _container(
     made["ports"] = container_ports(serving_ports(ranks) | state_port(ranks))
     made["env"] = _environment(workload, resolved)
     made["volumeMounts"] += [mount for one in gear for mount in one.mounts]
-    if workload.role == "prefill":
-        made["ports"] += container_ports(kv_ports(ranks))
+    if workload.role == "prefill" and not follows:
+        made["ports"] += container_ports(kv_ports(workload.caches))
     if resources := _resources(resolved):
         made["resources"] = resources
     return made

@@ -19,8 +19,8 @@ from pagefleet_operator.plan.role_health import see_role
 from pagefleet_operator.plan.role_seen import RoleSeen, both_parts
 from pagefleet_operator.plan.roles import PAIR_ROLES, both_or_none, is_disaggregated, role_status_view, role_view
 from pagefleet_operator.plan.verdict import Refusal
-from pagefleet_operator.render.engine_deployment import engine_template
 from pagefleet_operator.render.engine_pairs import Part, deployed_pairs
+from pagefleet_operator.render.leader_worker_set import engine_templates
 from pagefleet_operator.render.model_files import keeps_one_node
 from pagefleet_operator.render.pod_policy import check_pod_template
 from pagefleet_operator.render.settings import ClusterSettings
@@ -94,29 +94,39 @@ def plan_groups(
             return own
         if refusal := check_pod_template(view, own, settings, role):
             return refusal
-        sources = (parts[0].resolved if parts else own).ranks.endpoints
-        template = engine_template(view, own, settings, role, sources=sources)
-        parts.append(Part(role=role, view=view, resolved=own, template=template, engines=engines))
-    fits = [check_fit(one.view, one.resolved) for one in parts]
+        if refusal := check_groups(view, own, role):
+            return refusal
+        sources = (parts[0].resolved if parts else own).ranks.data
+        templates = engine_templates(view, own, settings, role, sources)
+        parts.append(Part(role=role, view=view, resolved=own, templates=templates, engines=engines))
+    fits = [_missing_kind(one.resolved, observed) or check_fit(one.view, one.resolved) for one in parts]
     fit = next((one for one in fits if one.refusal), fits[-1])
     return EngineGroups(counts=counts, parts=tuple(parts), fit=fit)
 
 
-_LONGEST_TRIED = 31
-"""Characters of a stem: StatefulSets of what is tried out put its name, two numbers and a hash into one label."""
+_LONGEST_NAMED = 37
+"""Characters of a stem and a role: StatefulSets put their name, here with a revision, two numbers and a hash into one
+label."""
 
 
-def check_groups(service: InferenceService, resolved: Resolved) -> Refusal | None:
-    """Return what keeps engines from being spread over several nodes; None: nothing, or each has one node."""
+def check_groups(service: InferenceService, resolved: Resolved, role: PairRole | None = None) -> Refusal | None:
+    """Return what keeps engines from being spread over several nodes; None: nothing, or each has one node.
+
+    Args:
+        role: of these engines, where there are parts.
+    """
     if resolved.nodes == 1:
         return None
     if keeps_one_node(service, resolved):
         message = f"keeps all pods on one node, and each engine has {resolved.nodes}: give ReadWriteMany"
         return Refusal("spec.cache.accessMode", Reason.INVALID_SPEC, message)
-    if service.spec.rollout.canary and len(child_stem(service.name)) > _LONGEST_TRIED:
-        message = f"needs a metadata.name of {_LONGEST_TRIED} characters at most where engines have several nodes"
-        return Refusal("spec.rollout.canary", Reason.INVALID_SPEC, message)
-    return None
+    most = _LONGEST_NAMED - len(role or "engine")
+    message = f"needs a metadata.name of {most} characters at most where engines have several nodes"
+    if len(child_stem(service.name)) <= most:
+        return None
+    if role:
+        return Refusal("spec.disaggregation", Reason.INVALID_SPEC, message)
+    return Refusal("spec.rollout.canary", Reason.INVALID_SPEC, message) if service.spec.rollout.canary else None
 
 
 def _missing_kind(resolved: Resolved, observed: Observed) -> Fit | None:

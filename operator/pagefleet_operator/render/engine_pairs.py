@@ -6,7 +6,7 @@ step, and a revision has both parts or none. Kubernetes rolls over engines for w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from pagefleet_operator.plan.pair_rollout import (
 from pagefleet_operator.plan.resolve import Resolved
 from pagefleet_operator.plan.roles import PAIR_ROLES
 from pagefleet_operator.render.labels import Object, child_object, labels, selector
-from pagefleet_operator.render.leader_worker_set import engine_set
+from pagefleet_operator.render.leader_worker_set import engine_set, group_set
 from pagefleet_operator.render.pod import deployment_spec, rolling_update
 from pagefleet_operator.render.revision import as_scaled, digest, with_applied
 from pagefleet_operator.render.settings import ClusterSettings
@@ -43,8 +43,8 @@ class Part:
     role: PairRole
     view: InferenceService
     resolved: Resolved
-    template: Mapping[str, Any]
-    """Of its pods, without their revision."""
+    templates: Sequence[Mapping[str, Any]]
+    """Of its pods, without their revision: of those that serve and, on several nodes, of those that follow them."""
     engines: int
 
 
@@ -80,7 +80,7 @@ def whole_revision(resolved: Resolved) -> str:
 
 def pair_revision(parts: tuple[Part, ...]) -> str:
     """Return what tells the wanted engines of both parts from all others: a change of one part changes both."""
-    return digest([one.template for one in parts])
+    return digest([template for one in parts for template in one.templates])
 
 
 def deployed_pairs(children: Mapping[ChildKey, Child]) -> Mapping[str, Mapping[PairRole, Mapping[str, Any]]]:
@@ -167,21 +167,33 @@ def _wanted(
 
 
 def part_deployment(part: Part, revision: str, replicas: int) -> Object:
-    """Return the Deployment of one part of a revision."""
+    """Return the Deployment, or LeaderWorkerSet, of one part of a revision."""
     service, mark = part.view, {LABEL_REVISION: revision}
-    bare = part.template["metadata"]
-    template = {**part.template, "metadata": {**bare, "labels": bare["labels"] | mark}}
+    templates = [
+        {**one, "metadata": {**one["metadata"], "labels": one["metadata"]["labels"] | mark}} for one in part.templates
+    ]
+    name = names_of(service).part(part.role, revision)
+    # Of one revision there is nothing to roll over; what somebody else changed is put right one by one.
+    if part.resolved.nodes > 1:
+        one_by_one = {"maxSurge": 0, "maxUnavailable": 1}
+        made = group_set(service, part.resolved, name, templates, one_by_one, replicas)
+    else:
+        made = _deployment(part, name, templates[0], replicas)
+    made["metadata"]["labels"] = labels(service.name, "engine", part.role) | mark
+    return with_applied(made)
+
+
+def _deployment(part: Part, name: str, template: Object, replicas: int) -> Object:
+    service = part.view
     rollout = {
         "replicas": replicas,
-        # Of one revision there is nothing to roll over; what somebody else changed is put right one by one.
         "strategy": rolling_update(max_surge=0, max_unavailable=1),
         "progressDeadlineSeconds": service.spec.rollout.progress_seconds,
     }
+    mark = {LABEL_REVISION: template["metadata"]["labels"][LABEL_REVISION]}
     spec = deployment_spec(template, selector(service.name, "engine", part.role) | mark, rollout)
     spec["template"] = template  # whose revision is that of both parts
-    made = child_object("apps/v1 Deployment", service, names_of(service).part(part.role, revision), "engine", spec=spec)
-    made["metadata"]["labels"] = labels(service.name, "engine", part.role) | mark
-    return with_applied(made)
+    return child_object("apps/v1 Deployment", service, name, "engine", spec=spec)
 
 
 def _scaled(seen: _Deployed, counts: Pair) -> Object:

@@ -7,7 +7,11 @@ the engines' Service.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from pagefleet_protocol.inference_service import InferenceService
+from pagefleet_protocol.inference_status import PairRole
 
 from pagefleet_operator.plan.engine_sets import (
     GROUP_LABEL,
@@ -39,12 +43,51 @@ def engine_set(
     """
     if resolved.nodes == 1:
         return engine_deployment(service, resolved, settings, replicas)
-    leader, follower = (engine_template(service, resolved, settings, follows=one) for one in (False, True))
-    topology = resolved.profile.spec.exclusive_topology if resolved.profile else None
+    templates = with_joint_revision(engine_templates(service, resolved, settings))
+    limits = {"maxSurge": resolved.max_surge, "maxUnavailable": resolved.max_unavailable}
+    return group_set(service, resolved, names_of(service).engine, templates, limits, replicas)
+
+
+def engine_templates(
+    service: InferenceService,
+    resolved: Resolved,
+    settings: ClusterSettings,
+    role: PairRole | None = None,
+    sources: int = 1,
+) -> list[Object]:
+    """Return the templates of an engine's pods, without their revision: of its leader and, on several nodes, of those
+    that follow.
+
+    Args:
+        role: of its part of a disaggregated service.
+        sources: data ranks of each prefill engine, for a decode engine.
+    """
+    leader = engine_template(service, resolved, settings, role, sources=sources)
+    if resolved.nodes == 1:
+        return [leader]
+    follower = engine_template(service, resolved, settings, role, follows=True)
+    topology = _topology(resolved)
     # In the templates, too: LeaderWorkerSet puts it on leaders, and would replace all at once if it were no revision.
     marks = {RANKS_ANNOTATION: str(resolved.ranks.per_node)} | ({_TOPOLOGY: topology} if topology else {})
-    leader, follower = with_joint_revision([with_annotations(one, marks) for one in (leader, follower)])
-    limits = {"maxSurge": resolved.max_surge, "maxUnavailable": resolved.max_unavailable}
+    return [with_annotations(one, marks) for one in (leader, follower)]
+
+
+def group_set(
+    service: InferenceService,
+    resolved: Resolved,
+    name: str,
+    templates: Sequence[Mapping[str, Any]],
+    limits: Mapping[str, int],
+    replicas: int | None,
+) -> Object:
+    """Return a LeaderWorkerSet.
+
+    Args:
+        templates: of leaders, and of those that follow.
+        limits: of a rolling update.
+        replicas: see `engine_set`.
+    """
+    leader, follower = templates
     spec: Object = {
         **({"replicas": replicas} if replicas is not None else {}),
         "leaderWorkerTemplate": {
@@ -56,15 +99,19 @@ def engine_set(
         },
         "startupPolicy": "LeaderCreated",
         "networkConfig": {"subdomainPolicy": "UniquePerReplica"},
-        "rolloutStrategy": {"type": "RollingUpdate", "rollingUpdateConfiguration": limits},
+        "rolloutStrategy": {"type": "RollingUpdate", "rollingUpdateConfiguration": {**limits}},
     }
     kind = f"{LEADER_WORKER_SETS} {LEADER_WORKER_SET}"
-    made = child_object(kind, service, names_of(service).engine, "engine", spec=spec)
+    made = child_object(kind, service, name, "engine", spec=spec)
     notes = {PROGRESS_ANNOTATION: str(service.spec.rollout.progress_seconds)}
-    if topology:
+    if topology := _topology(resolved):
         notes[_EXCLUSIVE] = topology
     made["metadata"]["annotations"] = notes
     return made
+
+
+def _topology(resolved: Resolved) -> str | None:
+    return resolved.profile.spec.exclusive_topology if resolved.profile else None
 
 
 def group_selector(set_name: str, group: int) -> dict[str, str]:

@@ -19,7 +19,7 @@ from pagefleet_operator.render.engine_pairs import Part
 from pagefleet_operator.render.labels import Object, child_object, selector
 from pagefleet_operator.render.leader_worker_set import group_selector
 from pagefleet_operator.render.model_job import needs_job
-from pagefleet_operator.render.ports import event_ports, kv_ports, serving_ports
+from pagefleet_operator.render.ports import ONE_RANK, DataRanks, event_ports, kv_ports, serving_ports
 from pagefleet_operator.render.settings import ClusterSettings
 
 METADATA_ADDRESSES = ("169.254.169.254/32", "fd00:ec2::254/128")
@@ -36,14 +36,14 @@ def network_policies(
     resolved: Resolved,
     settings: ClusterSettings,
     *,
-    ranks: int = 1,
+    ranks: DataRanks = ONE_RANK,
     parts: Sequence[Part] = (),
     groups: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[Object, ...]:
     """Return the policies of engines, routers and, where there are any, of the model job and the engines' parts.
 
     Args:
-        ranks: data ranks that any of the pods has.
+        ranks: that any of the pods has.
         groups: of pods that are one engine each, how many there may be: by the LeaderWorkerSet.
     """
     if not settings.network_policies:
@@ -72,7 +72,7 @@ def _group_policy(service: InferenceService, set_name: str, group: int) -> Objec
     return child_object("networking.k8s.io/v1 NetworkPolicy", service, f"{set_name}-{group}", "engine", spec=spec)
 
 
-def _part_policies(service: InferenceService, parts: Sequence[Part], ranks: int) -> tuple[Object, Object]:
+def _part_policies(service: InferenceService, parts: Sequence[Part], ranks: DataRanks) -> tuple[Object, Object]:
     """Return what parts may do beside what all engines may: decode engines dial prefill engines, and nobody else does.
 
     NCCL dials from either side, to ports of its own choice.
@@ -81,7 +81,7 @@ def _part_policies(service: InferenceService, parts: Sequence[Part], ranks: int)
     plane = both.data_plane if both else "tcp"
     by_nccl = plane == "nccl" or (plane == "auto" and any(one.resolved.gpus for one in parts))
     prefill, decode = ({"podSelector": {"matchLabels": selector(service.name, "engine", role)}} for role in PAIR_ROLES)
-    asked: Object = {} if by_nccl else {"ports": _tcp(*kv_ports(ranks).values())}
+    asked: Object = {} if by_nccl else {"ports": _tcp(*kv_ports(ranks.all).values())}
     answers = {"egress": [{"to": [decode]}]} if by_nccl else {}
     asks = {"ingress": [{"from": [prefill]}]} if by_nccl else {}
     return (
@@ -90,7 +90,7 @@ def _part_policies(service: InferenceService, parts: Sequence[Part], ranks: int)
     )
 
 
-def _engine_rules(service: InferenceService, resolved: Resolved, settings: ClusterSettings, ranks: int) -> Object:
+def _engine_rules(service: InferenceService, resolved: Resolved, settings: ClusterSettings, ranks: DataRanks) -> Object:
     router: Object = {"podSelector": {"matchLabels": selector(service.name, "router")}}
     sources: list[Object] = [router]
     if service.spec.monitoring.service_monitor:
@@ -98,9 +98,9 @@ def _engine_rules(service: InferenceService, resolved: Resolved, settings: Clust
     sources += _gateways(service)
     if is_disaggregated(service):
         sources.append(_operator(settings))  # it asks engines whether they reach each other
-    ingress: list[Object] = [{"from": sources, "ports": _tcp(*serving_ports(ranks).values())}]
+    ingress: list[Object] = [{"from": sources, "ports": _tcp(*serving_ports(ranks.apart).values())}]
     if shares_kv_events(service, resolved):
-        ingress.append({"from": [router], "ports": _tcp(*event_ports(ranks))})
+        ingress.append({"from": [router], "ports": _tcp(*event_ports(ranks.all))})
     return {
         "ingress": ingress,
         "egress": [_names(), *([_everywhere()] if _downloads(resolved) else _collector(service))],
@@ -116,9 +116,9 @@ def _downloads(resolved: Resolved) -> bool:
     return resolved.uri.remote and resolved.cache in ("none", "hostPath")
 
 
-def _router_rules(service: InferenceService, resolved: Resolved, settings: ClusterSettings, ranks: int) -> Object:
-    events = event_ports(ranks) if shares_kv_events(service, resolved) else ()
-    ports = _tcp(*serving_ports(ranks).values(), *events)
+def _router_rules(service: InferenceService, resolved: Resolved, settings: ClusterSettings, ranks: DataRanks) -> Object:
+    events = event_ports(ranks.all) if shares_kv_events(service, resolved) else ()
+    ports = _tcp(*serving_ports(ranks.apart).values(), *events)
     engines = {"to": [{"podSelector": {"matchLabels": selector(service.name, "engine")}}], "ports": ports}
     # The API server is at an address that no selector matches and nobody here knows.
     api_server = {"ports": _tcp(*settings.api_server_port)}

@@ -1,8 +1,10 @@
-"""The ports of engines' pods. Each data rank serves, and passes K/V on, at ports of its own."""
+"""The ports of engines' pods. Each data rank passes K/V on at ports of its own, and mostly serves at one, too."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from pagefleet_protocol.kube_names import (
@@ -14,9 +16,22 @@ from pagefleet_protocol.kube_names import (
 )
 from pagefleet_protocol.parallelism import MAX_RANKS
 
+from pagefleet_operator.plan.command_lines import DATA_FLAG
 from pagefleet_operator.render.labels import Object
 
 STATE_NAME = "state"
+
+
+@dataclass(frozen=True, slots=True)
+class DataRanks:
+    """Of a pod."""
+
+    apart: int = 1
+    """That serve on ports of their own; 1: all are behind one."""
+    all: int = 1
+
+
+ONE_RANK = DataRanks()
 
 
 def serving_ports(ranks: int) -> dict[str, int]:
@@ -51,12 +66,30 @@ def event_ports(ranks: int) -> Iterable[int]:
 
 def endpoints_of(engines: Mapping[str, Any]) -> int:
     """Return how many ports for requests each pod of a Deployment or LeaderWorkerSet has, at least 1."""
+    names = {port.get("name") for one in _containers(engines) for port in one.get("ports") or ()}
+    return max(1, len(names & serving_ports(MAX_RANKS).keys()))
+
+
+def caches_of(engines: Mapping[str, Any]) -> int:
+    """Return how many caches each pod of a Deployment or LeaderWorkerSet has: one for each data rank."""
+    commands = [one.get("args") or () for one in _containers(engines)]
+    counts = [count for args in commands for flag, count in pairwise(args) if flag == DATA_FLAG and count.isdecimal()]
+    return max([1, *map(int, counts)])
+
+
+def caches_let_in(policy: Mapping[str, Any]) -> int:
+    """Return to how many caches' events a NetworkPolicy of engines lets routers."""
+    rules = policy["spec"].get("ingress") or ()
+    ports = {port.get("port") for rule in rules for port in rule.get("ports") or ()}
+    return len(ports & set(event_ports(MAX_RANKS))) // 2
+
+
+def _containers(engines: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Of a pod that serves."""
     spec: Mapping[str, Any] = engines.get("spec") or {}
     group = spec.get("leaderWorkerTemplate") or {}
     template = group.get("leaderTemplate") or spec.get("template") or {}
-    containers = (template.get("spec") or {}).get("containers") or ()
-    names = {port.get("name") for one in containers for port in one.get("ports") or ()}
-    return max(1, len(names & serving_ports(MAX_RANKS).keys()))
+    return (template.get("spec") or {}).get("containers") or ()
 
 
 def container_ports(ports: dict[str, int]) -> list[Object]:

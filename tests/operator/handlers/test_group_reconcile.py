@@ -103,6 +103,40 @@ def test_a_change_replaces_groups_as_a_whole_and_scaling_counts_them() -> None:
     run(scenario)
 
 
+def test_prefill_and_decode_engines_of_several_nodes_are_groups_of_one_revision() -> None:
+    async def scenario(w: World) -> None:
+        async with w.operator(QUICK):
+            w.apply(nodes=2, disaggregation={"prefill": {"replicas": 2}})
+            await until(lambda: w.condition("Degraded").get("reason") == "KindMissing")
+            groups = Groups(w)
+            await until(groups.once(lambda: replicas(w) == ("3/3", 3)))
+            for kind in ("PrefillReady", "DecodeReady", "EngineReady"):
+                assert w.condition(kind)["status"] == "True", kind
+            (before,) = groups.revisions()
+            sets = {f"qwen-prefill-{before}": 2, f"qwen-decode-{before}": 1}
+            assert list(groups.pods()) == sorted(
+                name for one, count in sets.items() for n in range(count) for name in (f"{one}-{n}", f"{one}-{n}-1")
+            )
+            labels = [pod["metadata"]["labels"] for pod in groups.pods().values()]
+            told = [(one["pagefleet.dev/role"], one["app.kubernetes.io/component"]) for one in labels]
+            assert sorted(told) == [
+                *[("decode", "engine"), ("decode", "follower")],
+                *[("prefill", "engine")] * 2,
+                *[("prefill", "follower")] * 2,
+            ]
+            assert {f"{one}-0" for one in sets} <= {name for kind, name in w.children() if kind == "NetworkPolicy"}
+
+            w.apply(nodes=2, disaggregation={"prefill": {"replicas": 2}}, engine={"maxModelLen": 64})
+            await until(groups.once(lambda: groups.revisions().isdisjoint({before}) and replicas(w) == ("3/3", 3)))
+            (after,) = groups.revisions()
+            assert {name for kind, name in w.children() if kind == "LeaderWorkerSet"} == {
+                f"qwen-prefill-{after}",
+                f"qwen-decode-{after}",
+            }
+
+    run(scenario)
+
+
 def test_engines_of_one_node_serve_until_those_of_several_do() -> None:
     async def scenario(w: World) -> None:
         groups = Groups(w)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pagefleet_engine.cli import read_configuration
 from pagefleet_operator.local.launcher import Launcher
 from pagefleet_operator.local.machine import Gpus
 from pagefleet_operator.local.manifest import Manifest
@@ -18,6 +19,7 @@ from pagefleet_operator.local.wanted import check_gpus, ignored_fields, read_wan
 from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.workloads import PartSettings, plan_workloads
 from pagefleet_protocol.endpoints import decode_endpoints
+from pagefleet_protocol.kube_names import RANK_PORTS_APART
 
 TWO = {"prefill": {"replicas": 2}, "decode": {"replicas": 2}}
 
@@ -128,6 +130,36 @@ def launcher(tmp_path: Path, commands: Commands) -> Any:
     )
     with StateDir(tmp_path) as state:
         yield Launcher(settings, state, Gpus(["0", "1"]), 4)
+
+
+def test_of_a_part_of_several_nodes_the_one_that_serves_passes_kv(launcher: Launcher, build: Any) -> None:
+    both = {"prefill": {"nodes": 2, "parallelism": {"tensor": 2}}}
+    (one,) = read_wanted(Manifest((build(disaggregation=both),)), {})
+    parts = {role: PartSettings(own) for role, own in one.parts.items()}
+    plan = plan_workloads(one.service, one.resolved, "builtin://tiny", parts=parts)
+    prefill, decode = (launcher.launch("qwen", part, 0) for part in plan.parts)
+    (follower,) = prefill.followers
+    assert decode.followers == ()
+    assert len(prefill.kv_addresses) == 1
+    assert {"--kv-port", "--kv-host"} <= set(prefill.argv)
+    assert not {"--kv-port", "--kv-host", "--kv-events-port"} & set(follower.argv)
+    for argv in (prefill.argv, follower.argv):
+        engine, server = read_configuration([*argv[argv.index("builtin://tiny") :]], {})
+        assert (engine.parallel.nnodes, engine.parallel.tensor_parallel_size) == (2, 2)
+        assert engine.kv_transfer.connectors == ("p2p",)
+        assert engine.kv_transfer.kv_role == "prefill"
+    assert server.headless
+
+
+def test_ranks_that_share_experts_have_kv_ports_each(launcher: Launcher, build: Any) -> None:
+    (one,) = read_wanted(Manifest((build(disaggregation={}, parallelism={"data": 2, "expert": True}),)), {})
+    parts = {role: PartSettings(own) for role, own in one.parts.items()}
+    plan = plan_workloads(one.service, one.resolved, "builtin://tiny", parts=parts)
+    prefill, _ = (launcher.launch("qwen", part, 0) for part in plan.parts)
+    assert len(prefill.endpoints) == 1
+    first = int(prefill.argv[prefill.argv.index("--kv-port") + 1])
+    assert prefill.kv_addresses == (f"127.0.0.1:{first}", f"127.0.0.1:{first + RANK_PORTS_APART}")
+    assert "--kv-events-port" in prefill.argv
 
 
 def test_engines_listen_on_ports_of_their_own_and_decode_asks_those_of_the_file(

@@ -93,12 +93,7 @@ def test_engines_publish_on_a_pair_of_ports_and_share_a_key_with_routers(
 
 
 @pytest.mark.parametrize(
-    "spec",
-    [
-        {"router": {"kvEvents": False}},
-        {"engine": {"args": ["--no-enable-prefix-caching"]}},
-        {"parallelism": {"data": 2, "expert": True}},
-    ],
+    "spec", [{"router": {"kvEvents": False}}, {"engine": {"args": ["--no-enable-prefix-caching"]}}]
 )
 def test_without_kv_events_there_is_no_key(make_launcher: MakeLauncher, build: Any, spec: dict[str, Any]) -> None:
     launcher, plan = make_launcher(), local_plan(build(**spec))

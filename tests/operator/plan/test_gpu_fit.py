@@ -48,6 +48,16 @@ def test_a_model_that_is_too_large_is_refused_with_the_arithmetic() -> None:
     )
 
 
+@pytest.mark.parametrize(("gpus", "weights"), [(0, 9.0), (1, 15.0)])
+def test_gguf_is_counted_as_it_is_kept(gpus: int, weights: float) -> None:
+    facts = msgspec.structs.replace(
+        FACTS, quantization="gguf", weights_bytes=8 * GIB, cpu_bytes=9 * GIB, gpu_bytes=15 * GIB
+    )
+    found = fit(facts, gpus=gpus, engine={"maxModelLen": 1024}, resources={"memory": "80Gi"}).memory
+    assert found is not None
+    assert found.weights == weights
+
+
 def test_every_tensor_rank_has_all_latents() -> None:
     """DeepSeek-V3's 576 numbers of each token and layer: as many on each of 8 GPUs as on one."""
     latents = msgspec.structs.replace(
@@ -100,8 +110,8 @@ def test_a_quantized_checkpoint_is_as_it_is() -> None:
     assert "quantization" not in found.refusal.message
 
 
-@pytest.mark.parametrize(("gpus", "weights"), [(1, 17.0), (0, 64.0)])
-def test_four_bits_are_sixteen_on_a_cpu(gpus: int, weights: float) -> None:
+@pytest.mark.parametrize(("gpus", "weights"), [(1, 17.0), (0, 18.0)])
+def test_four_bits_stay_four_on_a_cpu(gpus: int, weights: float) -> None:
     facts = msgspec.structs.replace(FACTS, quantization="mxfp4", weights_bytes=17 * 2**30)
     found = fit(facts=facts, gpus=gpus, engine={"maxModelLen": 1024}, resources={"memory": "80Gi"})
     assert found.memory is not None
@@ -259,13 +269,13 @@ def test_experts_are_counted_where_they_are(facts: Any, parallelism: Any, gpus: 
     assert found.memory.weights == round(weights, 2)
 
 
-def test_of_four_bits_only_experts_become_sixteen_on_a_cpu() -> None:
+def test_of_four_bits_only_the_experts_scales_grow_on_a_cpu() -> None:
     facts = msgspec.structs.replace(
         FACTS, quantization="mxfp4", weights_bytes=20 * GIB, num_experts=32, expert_bytes=17 * GIB
     )
     found = fit(facts=facts, gpus=0, engine={"maxModelLen": 1024}, resources={"memory": "80Gi"})
     assert found.memory is not None
-    assert found.memory.weights == 3.0 + 64.0
+    assert found.memory.weights == 3.0 + 18.0
 
 
 @pytest.mark.parametrize(

@@ -123,8 +123,12 @@ def test_what_is_not_written_follows_from_what_is(profiled: Any, spec: Any, expe
             {"resources": {"gpus": 1}, "parallelism": {"tensor": 2, "pipeline": 64}},
             "takes 128 nodes, and an engine has 64 at most",
         ),
-        ({"gpusPerNode": 8, "parallelism": {"tensor": 16}}, {"disaggregation": {}}, "with 2 nodes an engine passes"),
         (None, {"disaggregation": {"dataPlane": "nccl"}, "parallelism": {"tensor": 2}}, "with 2 ranks K/V of several"),
+        (
+            None,
+            {"disaggregation": {"dataPlane": "nccl"}, "parallelism": {"data": 2, "expert": True}},
+            "with 2 ranks K/V of several ranks",
+        ),
         (
             {"parallelism": {"data": 9}},
             {"router": {"inferencePool": {}}},
@@ -132,11 +136,6 @@ def test_what_is_not_written_follows_from_what_is(profiled: Any, spec: Any, expe
         ),
         (None, {"parallelism": {"expert": True}}, "gives all experts to one rank: raise parallelism.tensor or parall"),
         (None, {"parallelism": {"pipeline": 2, "expert": True}}, "gives all experts to one rank: raise parallelism.te"),
-        (
-            None,
-            {"parallelism": {"data": 2, "expert": True}, "disaggregation": {}},
-            "makes 2 data ranks one engine, and K/V goes from one cache to one: leave out disaggregation, or",
-        ),
     ],
 )
 def test_ranks_that_do_not_add_up_are_refused_with_numbers(profiled: Any, spec: Any, words: str) -> None:

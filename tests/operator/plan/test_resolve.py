@@ -108,11 +108,6 @@ def test_ranks_ask_for_a_gpu_each_where_there_are_gpus(resources: Any) -> None:
     ("profiled", "spec", "words"),
     [
         ({"resources": {"gpus": 8}}, {"disaggregation": {"dataPlane": "nccl"}}, "with 8 ranks K/V of several ranks"),
-        (
-            {"gpusPerNode": 1},
-            {"parallelism": {"tensor": 2}, "disaggregation": {}},
-            "with 2 nodes an engine passes its K/V to nobody: leave out disaggregation, or give it one node",
-        ),
     ],
 )
 def test_ranks_from_a_profile_may_not_go_with_kv_that_leaves_the_engine(profiled: Any, spec: Any, words: str) -> None:

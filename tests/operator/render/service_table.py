@@ -14,8 +14,8 @@ from pagefleet_operator.plan.resolve import Resolved, resolve
 from pagefleet_operator.plan.roles import PAIR_ROLES, role_view
 from pagefleet_operator.plan.verdict import Refusal
 from pagefleet_operator.render.children import ChildContext, wanted_children
-from pagefleet_operator.render.engine_deployment import engine_template
 from pagefleet_operator.render.engine_pairs import Part
+from pagefleet_operator.render.leader_worker_set import engine_templates
 from pagefleet_operator.render.settings import ClusterSettings
 from pagefleet_protocol.inference_profile import InferenceProfile
 from pagefleet_protocol.inference_service import InferenceService
@@ -76,9 +76,9 @@ class Case:
             view = role_view(self.service, role)
             resolved = resolve(view, profiles, self.facts, self.settings.engine_image)
             assert not isinstance(resolved, Refusal), str(resolved)
-            sources = (found[0].resolved if found else resolved).ranks.endpoints
-            template = engine_template(view, resolved, self.settings, role, sources=sources)
-            found.append(Part(role=role, view=view, resolved=resolved, template=template, engines=view.spec.replicas))
+            sources = (found[0].resolved if found else resolved).ranks.data
+            templates = engine_templates(view, resolved, self.settings, role, sources)
+            found.append(Part(role=role, view=view, resolved=resolved, templates=templates, engines=view.spec.replicas))
         return tuple(found)
 
     @property
@@ -289,6 +289,11 @@ TABLE: Mapping[str, Case] = {
         kinds=frozenset({"Ingress", "LeaderWorkerSet"}),
     ),
     "several-nodes-cpu": TINY.changed(nodes=2, replicas=1),
+    "several-nodes-disaggregated": replace(
+        TINY.changed(disaggregation={"prefill": {"nodes": 2, "parallelism": {"tensor": 2}}}),
+        kinds=frozenset({"Ingress", "LeaderWorkerSet"}),
+    ),
+    "expert-ranks-disaggregated": TINY.changed(disaggregation={}, parallelism={"data": 2, "expert": True}),
     "scaled-to-zero": replace(
         TINY.changed(replicas=0), settings=replace(SETTINGS, network_policies=False), kinds=frozenset()
     ),

@@ -237,7 +237,7 @@ def test_engines_that_may_not_change_stay_as_they_are(model_ready: bool, engine_
     assert ENGINE not in by_key(changed.wanted()), "there were none, and there are none"
     observed = seen(TINY)
     kept = engine(replace(changed, children=observed))
-    body = observed[ENGINE].body
+    body: Any = observed[ENGINE].body
     assert kept["spec"] == body["spec"]
     assert kept["metadata"]["annotations"] == body["metadata"]["annotations"]
     assert not {"uid", "resourceVersion"} & kept["metadata"].keys()
@@ -268,6 +268,38 @@ def test_ranks_that_still_serve_keep_their_ports(state: str) -> None:
     serves = state != "has rolled"
     assert ports == (["http", "http-1"] if serves else ["http"])
     assert ("8001" in allowed) == serves
+
+
+def test_caches_of_ranks_behind_one_port_stay_reachable_until_their_pods_are_gone() -> None:
+    observed = seen(HF.changed(parallelism={"data": 4, "expert": True}, resources={"cpu": "4"}))
+    changed = replace(HF.changed(parallelism={"data": 2, "expert": True}, resources={"cpu": "4"}), children=observed)
+
+    def last_is_reached() -> set[bool]:
+        policies = by_key(changed.wanted())
+        sides = (("qwen-engine", "ingress"), ("qwen-router", "egress"))
+        return {"8112" in str(policies["NetworkPolicy", name]["spec"][side]) for name, side in sides}
+
+    assert last_is_reached() == {True}, "the template has four yet"
+    body: Any = observed[ENGINE].body
+    body["spec"] = engine(changed)["spec"]
+    count = body["spec"]["replicas"]
+    body["status"] = {
+        "observedGeneration": 9,
+        "updatedReplicas": count,
+        "availableReplicas": count,
+        "replicas": count + 1,
+    }
+    assert last_is_reached() == {True}, "a pod of before serves yet"
+    body["status"]["replicas"] = count
+    assert last_is_reached() == {False}
+
+
+def test_a_pair_that_leaves_is_asked_for_the_k_v_of_all_its_ranks() -> None:
+    of_four, of_two = (TINY.changed(disaggregation={}, parallelism={"data": count, "expert": True}) for count in (4, 2))
+    service = by_key(replace(of_two, children=seen(of_four)).wanted())["Service", "qwen-prefill"]
+    assert [port["name"] for port in service["spec"]["ports"]][-1] == "kv-data-3"
+    service = by_key(replace(of_two, children=seen(of_two)).wanted())["Service", "qwen-prefill"]
+    assert [port["name"] for port in service["spec"]["ports"]][-1] == "kv-data-1"
 
 
 def test_what_comes_from_a_list_is_named_again() -> None:
