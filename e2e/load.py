@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Self
@@ -14,6 +15,7 @@ import httpx
 from e2e.fleet_process import PATIENCE_S, SERVICE
 from tiny.dataset import Exchange
 
+LONG_PAUSE_S = 0.4
 SENTENCE = " It says what a page fleet is, and what it is not."
 
 
@@ -118,6 +120,15 @@ class Load:
         self._stop = True
         await asyncio.gather(*self._tasks)
         await self._http.aclose()
+
+    @contextmanager
+    def lighter(self) -> Iterator[None]:
+        """Within it clients pause for longer: there is traffic all the time, and the processor is for what starts."""
+        before, self._pause_s = self._pause_s, LONG_PAUSE_S
+        try:
+            yield
+        finally:
+            self._pause_s = before
 
     async def progress(self, more: int = 10) -> None:
         """Wait until so many more questions are answered, and every streamer has begun to read.

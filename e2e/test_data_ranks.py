@@ -87,8 +87,8 @@ def test_a_prefix_stays_with_its_rank_and_one_that_is_lost_takes_none_with_it(ra
         prompts = prompts_of(place)
         first = cached(ranks, prompts)
         again = [ask(ranks.url, prompt) for prompt in prompts]
-        if figure(ranks, names.ROUTER_PROMPTS_LATE) == late:
-            break  # else the machine is so busy that the router went by the text
+        if again == first and figure(ranks, names.ROUTER_PROMPTS_LATE) == late:
+            break  # else the machine is so busy that the router went by the text, or by who had less to do
     assert again == first
 
     supervisor = ranks.pids()[FIRST]

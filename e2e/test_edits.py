@@ -35,7 +35,8 @@ def test_new_settings_reach_every_engine_without_a_failed_request(
         async with load:
             await load.progress()
             fleet.edit(engine={"maxModelLen": 1024})
-            await asyncio.to_thread(fleet.until, replaced)
+            with load.lighter():
+                await asyncio.to_thread(fleet.until, replaced)
             await load.progress()
         return load
 
@@ -51,7 +52,8 @@ def test_engines_come_and_go_without_a_failed_request(fleet: FleetProcess, excha
             for replicas in (1, 2, 1):
                 await load.progress()
                 fleet.edit(replicas=replicas)
-                await asyncio.to_thread(fleet.until, partial(fleet.serves, replicas))
+                with load.lighter():
+                    await asyncio.to_thread(fleet.until, partial(fleet.serves, replicas))
             await load.progress()
         return load
 

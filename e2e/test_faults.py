@@ -38,7 +38,10 @@ def test_no_request_vanishes_when_an_engine_is_killed(
             os.kill(core if part == "engine core" else server, signal.SIGKILL)
             assert await asyncio.to_thread(all_gone, [server, core])
             await load.progress()
-            await asyncio.to_thread(fleet.until, lambda: fleet.pids().get(victim, server) != server and fleet.serves(2))
+            with load.lighter():
+                await asyncio.to_thread(
+                    fleet.until, lambda: fleet.pids().get(victim, server) != server and fleet.serves(2)
+                )
             await load.progress()
         return load
 

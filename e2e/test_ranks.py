@@ -40,9 +40,10 @@ def test_a_rank_that_is_killed_costs_no_answer_and_is_named(
             os.kill(max(ranks), signal.SIGKILL)
             assert await asyncio.to_thread(all_gone, [server, core, *ranks])
             await load.progress()
-            await asyncio.to_thread(
-                spread.until, lambda: spread.pids().get(victim, server) != server and spread.serves(2)
-            )
+            with load.lighter():
+                await asyncio.to_thread(
+                    spread.until, lambda: spread.pids().get(victim, server) != server and spread.serves(2)
+                )
             await load.progress()
             told = f"{victim}: failed, rank 1 on "
             assert told in spread.output, spread.output

@@ -76,11 +76,6 @@ CALLS: dict[tuple[str, str], Callable[[Path], object]] = {
     ("Prefill and decode apart", OFFLINE): lambda _: LLM(MODEL, kv_connector="p2p", kv_role="prefill"),
     ("KV events", OFFLINE): lambda _: LLM(MODEL, kv_events_port=5557),
     ("Speculative decoding", OFFLINE): lambda _: LLM(MODEL, speculative_config={"method": "ngram"}),
-    ("Several copies with K/V between engines", OFFLINE): lambda _: LLM(
-        MODEL, data_parallel_size=2, kv_connector="p2p"
-    ),
-    ("Several copies with K/V between engines", SERVER): lambda _: serve(MODEL, "-dp", "2", "--kv-connector", "p2p"),
-    ("Several copies with KV events", SERVER): lambda _: serve(MODEL, "-dp", "2", "--kv-events-port", "5557"),
     ("Several copies, each on a port of its own", OFFLINE): lambda _: LLM(
         MODEL, data_parallel_size=2, data_parallel_multi_port_external_lb=True
     ),
