@@ -25,7 +25,7 @@ from pagefleet_engine.layers.moe.experts import Experts, HostExperts
 from pagefleet_engine.layers.moe.native_experts import NativeExperts
 from pagefleet_engine.layers.moe.routing import Routes, Routing, route
 from pagefleet_engine.worker.native import native_library
-from pagefleet_kernels.native.experts import takes_experts
+from pagefleet_kernels.native.experts import PackedExperts, takes_experts
 from torch import Tensor
 from transformers import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
@@ -106,7 +106,8 @@ def measure(shape: tuple[int, int, int, int], dtype: torch.dtype, vllm: VllmExpe
     ours = {"pagefleet, torch": filled(HostExperts(experts, hidden, width, "silu"), like)}
     library = native_library(torch.device("cpu"), enabled=True)
     if library is not None and takes_experts(library, dtype, hidden, width, "silu"):
-        ours = {"pagefleet": filled(NativeExperts(library, experts, hidden, width, "silu", dtype), like)} | ours
+        packed = PackedExperts(library, experts, hidden, width, "silu", dtype)
+        ours = {"pagefleet": filled(NativeExperts(packed, experts), like)} | ours
     if vllm is not None:
         vllm.make(shape, dtype)
     figures = {}

@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -36,8 +36,8 @@ sys.exit(llama_cpp.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode
 Figures = dict[str, dict[str, list[float]]]
 
 
-def write_model(path: Path) -> None:
-    """Write the shape in float16, with random weights and no tokenizer."""
+def write_model(path: Path, kind: str = "F16", encode: Callable[[tuple[int, int]], np.ndarray] | None = None) -> None:
+    """Write the shape with no tokenizer, and random weights in float16, or what `encode` makes of a shape in a kind."""
     from gguf import GGMLQuantizationType, GGUFWriter
 
     writer, rng = GGUFWriter(path, "llama"), np.random.default_rng(0)
@@ -52,9 +52,12 @@ def write_model(path: Path) -> None:
     writer.add_rope_dimension_count(HEAD_DIM)
     writer.add_tokenizer_model("none")
 
-    def add(name: str, *shape: int) -> None:
-        numbers = rng.standard_normal(shape, np.float32) * 0.02
-        writer.add_tensor(f"{name}.weight", numbers.astype(np.float16), raw_dtype=GGMLQuantizationType.F16)
+    def add(name: str, *shape: *tuple[int, int]) -> None:
+        if encode is not None:
+            numbers = encode(shape)
+        else:
+            numbers = (rng.standard_normal(shape, np.float32) * 0.02).astype(np.float16)
+        writer.add_tensor(f"{name}.weight", numbers, raw_dtype=GGMLQuantizationType[kind])
 
     def add_norm(name: str) -> None:
         writer.add_tensor(f"{name}.weight", np.ones(HIDDEN, np.float32))

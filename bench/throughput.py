@@ -16,11 +16,14 @@ import random
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from pagefleet_engine.cores import usable_cores
 
 from bench.engines.client import EngineProcess, EngineSpec
 from bench.models import LLAMA_125M, llama_checkpoint
@@ -95,16 +98,20 @@ def first_token(engine: EngineProcess, rng: random.Random, clock: Clock) -> dict
     return {"first token of 1,088, ms": 1000 * cold, "first token, 1,024 cached, ms": 1000 * cached}
 
 
+SETTLE_S = 0.5
+"""Between two engines' turns: OpenMP threads spin for a while after their last work, those of LLVM for 0.2 s."""
 MEASUREMENTS = (many_requests, one_stream, parallel_streams, first_token)
 
 
 def specs(arguments: argparse.Namespace) -> list[EngineSpec]:
     """pagefleet first, then the peers that were named."""
-    ours = {"dtype": "bfloat16"} | ({"num_threads": 1} if arguments.cpu_time else {})
-    found = [EngineSpec("pagefleet", "pagefleet", sys.executable, ours)]
+    ours = {"dtype": "bfloat16", "kv_cache_memory_bytes": "4G"}
+    num_threads = 1 if arguments.cpu_time else usable_cores()
+    bound = {"OMP_NUM_THREADS": str(num_threads), "OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}
+    found = [EngineSpec("pagefleet", "pagefleet", sys.executable, ours, bound)]
     if arguments.before:
         path = ":".join(str(each.parent) for each in sorted(arguments.before.resolve().glob("*/pyproject.toml")))
-        found.append(EngineSpec("before", "pagefleet", sys.executable, ours, {"PYTHONPATH": path}))
+        found.append(EngineSpec("before", "pagefleet", sys.executable, ours, {**bound, "PYTHONPATH": path}))
     if arguments.vllm_python:
         preload = ":".join(arguments.vllm_preload)
         cores = "0" if arguments.cpu_time else "0-1"
@@ -134,6 +141,7 @@ def run(engines: Sequence[EngineProcess], rounds: int, clock: Clock) -> dict[str
             for engine in [*engines[shift:], *engines[:shift]]:
                 if engine.spec.adapter == "transformers" and measurement is not many_requests:
                     continue
+                time.sleep(SETTLE_S)
                 found = measurement(engine, random.Random(f"{number}"), clock)
                 for name, value in found.items() if number >= 0 else ():
                     figures[engine.spec.name].setdefault(name, []).append(value)

@@ -38,9 +38,13 @@ class ExactPrefixes:
         most = (request.num_tokens - 1) // BLOCK
         return [min(count, most) * BLOCK for count in matched]
 
-    def sent(self, engine_id: str, request: RequestView) -> None:
+    def cached_by_rank(self, engine: EngineView, request: RequestView) -> list[int]:
         """See PrefixKnowledge."""
-        self._index.sent(engine_id, request.blocks)
+        return self.cached_tokens((engine,), request)
+
+    def sent(self, engine: EngineView, request: RequestView, rank: int | None = None) -> None:
+        """See PrefixKnowledge."""
+        self._index.sent(engine.id, request.blocks)
 
     def lost(self, engine_id: str) -> None:
         """See PrefixKnowledge."""
