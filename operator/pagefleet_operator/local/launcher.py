@@ -10,7 +10,7 @@ from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.kube_names import RANK_PORTS_APART
 
 from pagefleet_operator.errors import OperatorError
-from pagefleet_operator.local.machine import Gpus, Ports, free_port, free_row, thread_flags
+from pagefleet_operator.local.machine import EnginePorts, Gpus, Ports, thread_flags
 from pagefleet_operator.local.process import Launch
 from pagefleet_operator.local.settings import LocalSettings
 from pagefleet_operator.local.state_dir import StateDir
@@ -30,6 +30,7 @@ class Launcher:
         """Engines wanted on this machine, over all services: the cores are divided among them."""
         self.ports = Ports(settings.host, settings.port)
         self.gpus = gpus
+        self._engine_ports = EnginePorts(_LOOPBACK)
         self._settings = settings
         self._state = state
         self._cores = cores
@@ -53,16 +54,15 @@ class Launcher:
         if devices is None:
             raise OperatorError(f"waits for {'a free GPU' if count == 1 else f'{count} free GPUs'}")
         # Of several data ranks each has a port, and the next one tells the state of all.
-        serving = free_row(_LOOPBACK, workload.endpoints + (workload.endpoints > 1))
-        kv = free_row(_LOOPBACK, workload.caches * RANK_PORTS_APART, serving)
+        serving, kv, (meeting, *other_nodes) = self._engine_ports.claim(
+            name, workload.endpoints + (workload.endpoints > 1), workload.caches * RANK_PORTS_APART, workload.nodes
+        )
         events, transfers = kv[0], kv[2::RANK_PORTS_APART]
         threads = thread_flags(workload.args, workload.cpu, self._cores, self.num_engines * workload.nodes)
         # Those that come from Secrets in a cluster are in our own environment here.
         written = {variable.name: variable.value for variable in workload.env if variable.value is not None}
         environment = {**written, **wait_policy({**os.environ, **written})}
         common = (*command, *workload.args, *threads, *self._key(service, workload))
-        meeting = free_row(_LOOPBACK, 1, (*serving, *kv))[0]
-        ports = [serving[0], *(free_port(_LOOPBACK) for _ in range(1, workload.nodes))]
         nodes = [
             Launch(
                 (*common, *_node(workload, node, meeting), "--host", _LOOPBACK, "--port", str(own)),
@@ -70,7 +70,7 @@ class Launcher:
                 {**environment, "CUDA_VISIBLE_DEVICES": ",".join(_part(devices, node, workload.gpus))},
                 base_url(_LOOPBACK, own),
             )
-            for node, own in enumerate(ports)
+            for node, own in enumerate((serving[0], *other_nodes))
         ]
         addresses = (
             *((STATE_FLAG, str(serving[-1])) if workload.endpoints > 1 else ()),
@@ -86,6 +86,11 @@ class Launcher:
             kv_addresses=tuple(f"{_LOOPBACK}:{port}" for port in transfers) if workload.role == "prefill" else (),
             followers=tuple(nodes[1:]),
         )
+
+    def release(self, instance: str) -> None:
+        """Take back what an engine was given."""
+        self.gpus.release(instance)
+        self._engine_ports.release(instance)
 
     def _kv_address(self, service: str, workload: Workload, port: int) -> tuple[str, ...]:
         """Return where an engine of a disaggregated service listens to others, and whom it may ask."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import re
 import socket
 from collections import Counter
@@ -16,6 +17,7 @@ from pagefleet_operator.errors import PortError
 
 _NUM_TRIED_PORTS = 1000
 _NUM_TRIED_ROWS = 100
+_LOWEST_PORT, _USUAL_END = 20_000, 32_768
 
 
 class Ports:
@@ -51,6 +53,29 @@ class Ports:
             if port not in taken and _refusal(self._host, port) is None:
                 return port
         raise PortError(f"no port after {self._first} is free on {self._host}; choose another with --port")
+
+
+class EnginePorts:
+    """Ports that engines of this machine were told to listen on, none told to two of them."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._of_engine: dict[str, list[range]] = {}
+
+    def claim(self, instance: str, *counts: int) -> list[range]:
+        """Return a row of so many ports for each of `counts`, for one start of an instance; its former ones are free.
+
+        Raises:
+            PortError: there are none.
+        """
+        rows = self._of_engine[instance] = list[range]()
+        for count in counts:
+            told = (port for held in self._of_engine.values() for row in held for port in row)
+            rows.append(free_row(self._host, count, told))
+        return rows
+
+    def release(self, instance: str) -> None:
+        self._of_engine.pop(instance, None)
 
 
 class Gpus:
@@ -119,23 +144,31 @@ def thread_flags(args: tuple[str, ...], cpu: str | None, cores: int, num_engines
 
 def free_port(host: str) -> int:
     """Return a port of `host` that nothing listens on now."""
-    with _socket(host) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    return free_row(host, 1)[0]
 
 
 def free_row(host: str, count: int, taken: Iterable[int] = ()) -> range:
     """Return `count` ports in a row of `host` that nothing listens on now, none of which is `taken`.
 
+    The system gives none of them to a connection by itself, so that they are still free when an engine, seconds later,
+    listens on them.
+
     Raises:
         PortError: none were found.
     """
+    taken = set(taken)
     for _ in range(_NUM_TRIED_ROWS):
-        first = free_port(host)
+        first = random.randrange(_LOWEST_PORT, end_of_ports() - count)
         row = range(first, first + count)
-        if row.stop <= 65536 and not set(row) & set(taken) and all(_refusal(host, port) is None for port in row[1:]):
+        if not taken & set(row) and all(_refusal(host, port) is None for port in row):
             return row
     raise PortError(f"no {count} ports in a row are free on {host}")
+
+
+def end_of_ports(given_away: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> int:
+    """Return the port after the last of ours: the first that the system gives away, unless that leaves hardly any."""
+    first = int(given_away.read_text().split()[0]) if given_away.exists() else _USUAL_END
+    return first if first > _LOWEST_PORT + 1000 else _USUAL_END
 
 
 def check_port(host: str, port: int) -> None:

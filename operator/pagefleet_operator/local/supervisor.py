@@ -126,7 +126,7 @@ class Supervisor:
                 if not self._leave.is_set():
                     await (self._give_up(reason) if self._is_hopeless else self._pause_after(reason))
         finally:
-            self._world.launcher.gpus.release(self.name)
+            self._world.launcher.release(self.name)
             if self._workload.kv_disk:
                 await asyncio.to_thread(self._world.state.remove_kv, self.name)
             self._world.changed()

@@ -9,9 +9,11 @@ import pytest
 from pagefleet_operator.errors import PortError
 from pagefleet_operator.local.launcher import base_url
 from pagefleet_operator.local.machine import (
+    EnginePorts,
     Gpus,
     Ports,
     check_port,
+    end_of_ports,
     find_gpus,
     free_port,
     free_row,
@@ -139,6 +141,38 @@ def test_a_row_of_ports_is_free_and_leaves_the_one_that_is_taken() -> None:
         assert taken not in row
         for port in row:
             check_port(LOOPBACK, port)
+
+
+def test_two_engines_are_never_told_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    ports = EnginePorts(LOOPBACK)
+    (first,) = ports.claim("a-engine-0", 3)
+    drawn = iter([first.start, first.start + 2, *(free_row(LOOPBACK, 4).start for _ in range(50))])
+    monkeypatch.setattr("random.randrange", lambda *_: next(drawn))
+    rows = ports.claim("a-engine-1", 2, 1)
+    assert [len(row) for row in rows] == [2, 1]
+    assert not {*first} & {port for row in rows for port in row}
+
+
+def test_an_engine_that_starts_again_gives_its_ports_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    ports = EnginePorts(LOOPBACK)
+    (first,) = ports.claim("a-engine-0", 2)
+    monkeypatch.setattr("random.randrange", lambda *_: first.start)
+    assert ports.claim("a-engine-0", 2) == [first]
+    ports.release("a-engine-0")
+    assert ports.claim("b-engine-0", 2) == [first]
+    with pytest.raises(PortError, match="no 2 ports in a row are free on 127.0.0.1"):
+        ports.claim("c-engine-0", 2)
+
+
+@pytest.mark.parametrize(
+    ("given_away", "end"),
+    [("32768\t60999\n", 32768), ("49152\t65535\n", 49152), ("1024\t65535\n", 32768), (None, 32768)],
+)
+def test_no_port_that_the_system_gives_away_is_told(tmp_path: Path, given_away: str | None, end: int) -> None:
+    file = tmp_path / "ip_local_port_range"
+    if given_away is not None:
+        file.write_text(given_away)
+    assert end_of_ports(file) == end
 
 
 def test_gpus_are_kept_for_those_to_whom_they_were_promised() -> None:
