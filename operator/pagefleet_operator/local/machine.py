@@ -158,7 +158,7 @@ def free_row(host: str, count: int, taken: Iterable[int] = ()) -> range:
     """
     taken = set(taken)
     for _ in range(_NUM_TRIED_ROWS):
-        first = random.randrange(_LOWEST_PORT, end_of_ports() - count)
+        first = random.randrange(_LOWEST_PORT, end_of_ports() - count)  # noqa: S311 - no secret
         row = range(first, first + count)
         if not taken & set(row) and all(_refusal(host, port) is None for port in row):
             return row

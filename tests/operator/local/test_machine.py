@@ -160,7 +160,7 @@ def test_an_engine_that_starts_again_gives_its_ports_back(monkeypatch: pytest.Mo
     assert ports.claim("a-engine-0", 2) == [first]
     ports.release("a-engine-0")
     assert ports.claim("b-engine-0", 2) == [first]
-    with pytest.raises(PortError, match="no 2 ports in a row are free on 127.0.0.1"):
+    with pytest.raises(PortError, match=r"no 2 ports in a row are free on 127\.0\.0\.1"):
         ports.claim("c-engine-0", 2)
 
 
