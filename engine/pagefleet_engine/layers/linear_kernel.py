@@ -1,5 +1,5 @@
-"""How a matrix is kept and multiplied: plain, or laid out once for oneDNN or for our compiled kernels, which is read two
-to four times faster.
+"""How a matrix is kept and multiplied: plain, or laid out once for oneDNN or our compiled kernels, which is read two to
+four times faster.
 
 These also take the operation that follows (an activation, a product, a residual sum) into the same call, so
 that it costs no pass over memory of its own. Everything else sees only `LinearKernel`.
