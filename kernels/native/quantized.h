@@ -121,6 +121,14 @@ template <int KIND> INLINE Codes codes_of(const Table &table, const uint8_t *p, 
     return KIND == CODES ? look_up(table, codes) : codes;
 }
 
+// Whether a strip is read once, from end to end: then memory is all that limits its products, and is asked ahead of
+// what the processor does by itself.
+constexpr bool reads_alone(int rows, int panels) { return rows == 1 && panels * PANEL == STRIP; }
+INLINE void ask_ahead(const uint8_t *codes) {
+#pragma GCC unroll 4
+    for (int line = 0; line < STEP; line += 64) ask_for(codes + 2048 + line);
+}
+
 #if defined(NARROW_INPUTS)
 // Adds a block of inputs to sums of integers.
 template <int ROWS, int PANELS>
@@ -128,7 +136,8 @@ INLINE void add_halves(const uint8_t *codes, const int8_t *a, int length, Sums (
     for (int some; length > 0; length -= some) {
         Sums narrow[ROWS][PANELS] = {};
         some = length < NARROW_INPUTS ? length : NARROW_INPUTS;
-        for (int i = 0; i < some; i += 8, codes += STEP, a += ROWS * 8)
+        for (int i = 0; i < some; i += 8, codes += STEP, a += ROWS * 8) {
+            if (reads_alone(ROWS, PANELS)) ask_ahead(codes);
 #pragma GCC unroll 2
             for (int upper = 0; upper < 2; upper++) {
                 Inputs x[ROWS];
@@ -141,6 +150,7 @@ INLINE void add_halves(const uint8_t *codes, const int8_t *a, int length, Sums (
                     for (int r = 0; r < ROWS; r++) add_narrow(narrow[r][p], four, x[r]);
                 }
             }
+        }
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
@@ -156,7 +166,8 @@ INLINE void add_block(const Table &table, const uint8_t *codes, const int8_t *a,
 #if defined(NARROW_INPUTS)
     if (KIND == HALVES) return add_halves(codes, a, length, whole);
 #endif
-    for (int i = 0; i < length; i += 4 * fours, codes += STEP)
+    for (int i = 0; i < length; i += 4 * fours, codes += STEP) {
+        if (reads_alone(ROWS, PANELS)) ask_ahead(codes);
 #pragma GCC unroll 2
         for (int upper = 0; upper < fours; upper++, a += 4 * ROWS) {
             Codes four[PANELS];
@@ -169,6 +180,7 @@ INLINE void add_block(const Table &table, const uint8_t *codes, const int8_t *a,
                 for (int p = 0; p < PANELS; p++) whole[r][p] = add_products<KIND>(whole[r][p], four[p], x);
             }
         }
+    }
 }
 
 // Sums [ROWS, STRIP] of some rows with PANELS panels of a strip. Meanwhile `ask` lines of what is read `next` are asked
