@@ -40,7 +40,8 @@ def compiled(weight: torch.Tensor) -> CompiledLinear:
 
 
 @pytest.fixture(
-    params=[(kind, dtype) for kind in (PlainLinear, PackedLinear, compiled) for dtype in TOLERANCE], ids=str
+    params=[(kind, dtype) for kind in (PlainLinear, PackedLinear, compiled) for dtype in TOLERANCE],
+    ids=lambda param: f"{param[0].__name__}-{param[1]}",
 )
 def kernel_and_weight(request: pytest.FixtureRequest) -> tuple[LinearKernel, torch.Tensor]:
     kind, dtype = request.param
