@@ -23,6 +23,8 @@ _KINDS = {
 _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3_text": 62}
 """Those scale queries by the width of the model over its heads, and the file does not say so."""
 KEPT: Mapping[str, tuple[int, int | None]] = {
+    "Q2_K": (192, None),
+    "Q3_K": (160, None),
     "Q4_0": (18, 20),
     "Q4_1": (20, None),
     "Q5_0": (34, 36),
@@ -31,6 +33,9 @@ KEPT: Mapping[str, tuple[int, int | None]] = {
     "Q4_K": (160, None),
     "Q5_K": (288, None),
     "Q6_K": (288, None),
+    "IQ4_NL": (18, None),
+    "IQ4_XS": (144, None),
+    "MXFP4": (18, None),
 }
 """Bytes that a block of a matrix takes on a CPU and on a GPU; None: its numbers become floats."""
 _MOST_EXPERTS = 1 << 12

@@ -15,8 +15,7 @@ from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.gguf.blocks import BLOCK_TYPES, BY_NAME, BlockType
 from pagefleet_engine.gguf.file import read_gguf
 from pagefleet_engine.gguf.folder import folder_of
-from pagefleet_engine.layers.quantization.block_slots import BlockMatrix, BlockSlots, StackedMatrix, packed_weights
-from pagefleet_engine.layers.quantization.packed import PackedMatrix
+from pagefleet_engine.layers.quantization.block_slots import BlockSlots, BlocksMatrix, packed_weights
 from pagefleet_engine.layers.quantization_scheme import BlockScheme
 from pagefleet_engine.layers.shard import shard_of
 from pagefleet_engine.layers.weight import Placement
@@ -67,7 +66,7 @@ def test_compiled_kernels_multiply_what_blocks_stand_for(name: str) -> None:
     kinds, inputs, outputs = (BY_NAME[name], BY_NAME["Q6_K"]), 512, 96
     place = replace(Placement(torch.float32, torch.device("cpu"), False), native=native_library(), path="layer.up_proj")
     stored = [random_blocks(kind, outputs, inputs) for kind in kinds]
-    installed: list[PackedMatrix | BlockMatrix | StackedMatrix] = []
+    installed: list[BlocksMatrix] = []
     slots = BlockSlots(BlockScheme((name, "Q6_K")), shard_of(inputs), (shard_of(outputs),) * 2, place, installed.append)
     for part, blocks in enumerate(stored):
         slots.slots["weight"].fill(part, blocks)
@@ -101,13 +100,30 @@ def test_experts_stay_in_their_blocks(kind: str, make_checkpoint: Make, tmp_path
     assert (found - expected).norm() < 0.01 * expected.norm()
 
 
+def test_experts_in_codes_of_4_bits(make_checkpoint: Make, tmp_path: Path) -> None:
+    """A layer of them is what their products one by one are, and these are what the codes stand for."""
+    checkpoint = make_checkpoint("qwen3_moe", moe_intermediate_size=64)
+    write_gguf(checkpoint, tmp_path / "model.gguf", matrices=Type.Q8_0, types={"_exps": Type.MXFP4})
+    folder = folder_of(tmp_path / "model.gguf", tmp_path / "cache", with_tokenizer=True)
+    found = logits(folder, native=native_library())
+    with experts_one_by_one():
+        expected = logits(folder, native=native_library())
+    assert not torch.equal(found, expected)
+    assert (found - expected).norm() < 0.01 * expected.norm()
+    assert (expected - logits(folder)).norm() < 0.1 * expected.norm()
+
+
 def random_blocks(kind: BlockType, rows: int, columns: int) -> Tensor:
     """Any numbers, in scales of a size that weights have."""
     random = np.random.default_rng(kind.num_bytes)
     blocks = random.integers(0, 256, (rows * columns // kind.numbers, kind.num_bytes), np.uint8)
     scales = random.uniform(0.001, 0.01, (len(blocks), 2)).astype(np.float16).view(np.uint8)
-    if kind.name == "Q6_K":
+    if kind.name in ("Q3_K", "Q6_K"):
         blocks[:, -2:] = scales[:, :2]
+    elif kind.name == "Q2_K":
+        blocks[:, -4:] = scales
+    elif kind.name == "MXFP4":
+        blocks[:, 0] = random.integers(110, 124, len(blocks))
     elif kind.name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K"):
         blocks[:, :4] = scales
     else:
