@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -48,8 +49,27 @@ _GEMMA3 = {
     "layer_types": [f"{'full' if layer == 5 else 'sliding'}_attention" for layer in range(7)],
     "query_pre_attn_scalar": 32,
 }
-_CONFIGS: dict[str, dict[str, Any]] = {"gemma2": {"query_pre_attn_scalar": 32}, "gemma3_text": _GEMMA3}
-_SHAPES = {"gemma3_text": {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}}
+_COHERE2 = {
+    "num_hidden_layers": 5,
+    "layer_types": [f"{'full' if layer == 3 else 'sliding'}_attention" for layer in range(5)],
+    "sliding_window": 6,
+}
+_CONFIGS: dict[str, dict[str, Any]] = {
+    "gemma2": {"query_pre_attn_scalar": 32},
+    "gemma3_text": _GEMMA3,
+    "cohere": {"use_qk_norm": True},
+    "cohere2": _COHERE2,
+    "glm4_moe": {"n_group": 1, "topk_group": 1, "attention_bias": True},
+}
+_SHAPES: dict[str, dict[str, Any]] = {
+    "gemma3_text": {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
+    "glm4_moe": {"rope.dimension_count": 16},
+    "phi3": {
+        "rope.dimension_count": 16,
+        "rope.scaling.original_context_length": 512,
+        "rope.scaling.attn_factor": (1 + math.log(8) / math.log(512)) ** 0.5,
+    },
+}
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
@@ -58,6 +78,24 @@ def test_logits_are_those_of_the_checkpoint(kind: str, make_checkpoint: Make, tm
     write_gguf(checkpoint, tmp_path / "model.gguf", shape=_SHAPES.get(kind))
     found = logits(folder_of(tmp_path / "model.gguf", tmp_path / "cache", with_tokenizer=True))
     torch.testing.assert_close(found, logits(checkpoint), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["phi3", "granite", "cohere", "qwen2_moe", "glm4_moe"])
+def test_layers_in_blocks_are_found_by_their_names(kind: str, make_checkpoint: Make, tmp_path: Path) -> None:
+    """Else they would be expanded as they are read, and compiled kernels would change nothing."""
+    widths = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 96} if kind.endswith("moe") else {}
+    checkpoint = make_checkpoint(kind, **_CONFIGS.get(kind, {}) | widths)
+    write_gguf(checkpoint, tmp_path / "model.gguf", matrices=Type.Q8_0, shape=_SHAPES.get(kind))
+    folder = folder_of(tmp_path / "model.gguf", tmp_path / "cache", with_tokenizer=True)
+    schemes = read_arch(folder).quantization
+    assert schemes is not None
+    of_types = {rule.scheme for rule in schemes.rules}
+    assert of_types == {BlockScheme(("Q8_0",))}
+    named = [name.removesuffix(".weight") for name in gguf_sources(folder)[0].names if "_proj" in name]
+    assert {schemes.scheme([name]) for name in named if "bias" not in name} == of_types
+    found, expected = logits(folder, native=native_library()), logits(folder)
+    assert not torch.equal(found, expected)
+    assert (found - expected).norm() < 0.1 * expected.norm()
 
 
 @pytest.mark.parametrize("name", [kind.name for kind in BLOCK_TYPES.values() if kind.plain is None])
