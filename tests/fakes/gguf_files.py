@@ -32,6 +32,8 @@ ARCHITECTURES = {
     "phi3": "phi3",
     "qwen2_moe": "qwen2moe",
     "glm4_moe": "glm4moe",
+    "granitemoe": "granitemoe",
+    "gpt_oss": "gpt-oss",
 }
 _NAMES = {
     "input_layernorm": "attn_norm",
@@ -55,6 +57,8 @@ _NAMES = {
         for part in ("gate", "up", "down")
     },
     "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
+    "block_sparse_moe.router.layer": "ffn_gate_inp",
     "block_sparse_moe.gate": "ffn_gate_inp",
 }
 _AROUND = {
@@ -63,10 +67,11 @@ _AROUND = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 _AFTER = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
-_NORMS = {"gemma2": _AROUND, "gemma3_text": _AROUND, "olmo2": _AFTER, "glm4_moe": _AFTER}
+_NORMS = {"gemma2": _AROUND, "gemma3_text": _AROUND, "olmo2": _AFTER, "glm4_moe": _AFTER, "gpt_oss": _AFTER}
 _EXPERTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
-_STAY = re.compile("ffn_gate_inp|norm")
-_WITH_WINDOWS = ("gemma2", "gemma3_text", "cohere2", "phi3")
+_ROTATED = ("llama", "granite", "granitemoe")
+_STAY = re.compile(r"ffn_gate_inp|norm|bias$")
+_WITH_WINDOWS = ("gemma2", "gemma3_text", "cohere2", "phi3", "gpt_oss")
 
 
 def write_gguf(
@@ -170,17 +175,46 @@ def _tensors(config: Mapping[str, Any], stored: Mapping[str, np.ndarray]) -> dic
             found[outer.get(name, "output.weight")] = numbers
             continue
         _, _, layer, rest = name.split(".", 3)
+        if stacked := _of_stack(rest, numbers):
+            found |= {f"blk.{layer}.{own}": part for own, part in stacked.items()}
+            continue
         part, _, last = rest.rpartition(".")
         if ".experts." in part:
             experts.setdefault(f"blk.{layer}.ffn_{_EXPERTS[part.rpartition('.')[2]]}_exps.{last}", []).append(numbers)
             continue
-        if ARCHITECTURES[kind] in ("llama", "granite") and part in ("self_attn.q_proj", "self_attn.k_proj"):
+        if ARCHITECTURES[kind] in ("llama", "granite", "granitemoe") and part in (
+            "self_attn.q_proj",
+            "self_attn.k_proj",
+        ):
             heads = config["num_attention_heads"]
             numbers = _in_turns(numbers, config.get("head_dim") or config["hidden_size"] // heads)
         if rest in names:  # it does not say whether it is a weight
             part, last = rest, "bias"
         found[f"blk.{layer}.{names[part]}.{last}"] = numbers
     return found | {name: np.stack(each) for name, each in experts.items()}
+
+
+def _of_stack(name: str, numbers: np.ndarray) -> dict[str, np.ndarray]:
+    """Of a tensor that has the matrices of all experts, or their biases; and of gpt-oss's sinks. Nothing of others."""
+    found: dict[str, np.ndarray] = {}
+    match name.removeprefix("mlp.experts.").removeprefix("block_sparse_moe."):
+        case "self_attn.sinks":
+            found = {"attn_sinks.weight": numbers}
+        case "gate_up_proj":
+            by_rows = numbers.swapaxes(1, 2)
+            found = {"ffn_gate_exps.weight": by_rows[:, ::2], "ffn_up_exps.weight": by_rows[:, 1::2]}
+        case "gate_up_proj_bias":
+            found = {"ffn_gate_exps.bias": numbers[:, ::2], "ffn_up_exps.bias": numbers[:, 1::2]}
+        case "down_proj":
+            found = {"ffn_down_exps.weight": numbers.swapaxes(1, 2)}
+        case "down_proj_bias":
+            found = {"ffn_down_exps.bias": numbers}
+        case "input_linear.weight":
+            gate, up = np.split(numbers, 2, 1)
+            found = {"ffn_gate_exps.weight": gate, "ffn_up_exps.weight": up}
+        case "output_linear.weight":
+            found = {"ffn_down_exps.weight": numbers}
+    return {own: np.ascontiguousarray(part) for own, part in found.items()}
 
 
 def _in_turns(numbers: np.ndarray, head_dim: int) -> np.ndarray:

@@ -23,12 +23,14 @@ _KINDS = {
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
     "granite": "granite",
+    "granitemoe": "granitemoe",
     "command-r": "cohere",
     "cohere2": "cohere2",
     "olmo2": "olmo2",
     "olmoe": "olmoe",
     "phi3": "phi3",
     "glm4moe": "glm4_moe",
+    "gpt-oss": "gpt_oss",
 }
 """`general.architecture` and our `model_type`."""
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
@@ -50,7 +52,7 @@ KEPT: Mapping[str, tuple[int, int | None]] = {
 }
 """Bytes that a block of a matrix takes on a CPU and on a GPU; None: its numbers become floats."""
 _MOST_EXPERTS = 1 << 12
-_MAY_HAVE_BIASES = ("llama", "granite", "cohere", "olmo2", "olmoe", "glm4_moe")
+_MAY_HAVE_BIASES = ("llama", "granite", "granitemoe", "cohere", "olmo2", "olmoe", "glm4_moe")
 _ROTATE_IN_PART = ("phi3", "glm4_moe")
 _TYPES = {"F32": "float32", "F16": "float16"}
 

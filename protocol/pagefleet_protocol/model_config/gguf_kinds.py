@@ -101,6 +101,24 @@ def _granite(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) ->
     }
 
 
+def _granite_moe(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    own = {"num_local_experts": fields.count("expert_count"), "experts_apart": True}
+    return _granite(model, fields, config) | own | _chosen(fields)
+
+
+def _gpt_oss(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Where its rotation is stretched, it begins and ends between two pairs of a head."""
+    scaling = config.get("rope_scaling")
+    return {
+        "num_local_experts": fields.count("expert_count"),
+        "experts_apart": True,
+        "intermediate_size": fields.count("expert_feed_forward_length", config["intermediate_size"]),
+        "sliding_window": fields.count("attention.sliding_window"),
+        "attention_bias": "blk.0.attn_q.bias" in model.tensors,
+        "rope_scaling": {"rope_type": "default"} if scaling is None else {**scaling, "truncate": False},
+    } | _chosen(fields)
+
+
 def _cohere(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "logit_scale": fields.number("logit_scale"),
@@ -161,10 +179,12 @@ _READERS: Mapping[str, Callable[[GgufModel, GgufFields, Mapping[str, Any]], dict
     "gemma2": _gemma,
     "gemma3_text": _gemma,
     "granite": _granite,
+    "granitemoe": _granite_moe,
     "cohere": _cohere,
     "cohere2": _cohere2,
     "olmo2": _olmo2,
     "olmoe": _olmoe,
     "phi3": _phi3,
     "glm4_moe": _glm4_moe,
+    "gpt_oss": _gpt_oss,
 }

@@ -54,6 +54,17 @@ _GLM4_MOE = {
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
+_GPT_OSS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_sinks": "self_attn.sinks",
+    "ffn_gate_inp": "mlp.router",
+}
+_GRANITE_EXPERTS = {
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    "ffn_gate_exps": "block_sparse_moe.experts.{}.gate_proj",
+    "ffn_up_exps": "block_sparse_moe.experts.{}.up_proj",
+    "ffn_down_exps": "block_sparse_moe.experts.{}.down_proj",
+}
 _MERGED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _OF_KINDS: Mapping[str, Mapping[str, str]] = {
     "llama": {},
@@ -65,6 +76,7 @@ _OF_KINDS: Mapping[str, Mapping[str, str]] = {
     "gemma2": _NORMS_AROUND,
     "gemma3_text": _NORMS_AROUND,
     "granite": {},
+    "granitemoe": _GRANITE_EXPERTS,
     "cohere": {},
     "cohere2": {},
     "olmo2": _NORMS_AFTER,
@@ -72,9 +84,10 @@ _OF_KINDS: Mapping[str, Mapping[str, str]] = {
     "phi3": _MERGED,
     "qwen2_moe": {**_QWEN_EXPERTS, **_SHARED_EXPERT},
     "glm4_moe": {**_QWEN_EXPERTS, **_GLM4_MOE},
+    "gpt_oss": {**_QWEN_EXPERTS, **_GPT_OSS},
 }
-_IN_TURNS = ("llama", "mixtral", "granite")
-_WITHOUT_SUFFIX = ("exp_probs_b",)
+_IN_TURNS = ("llama", "mixtral", "granite", "granitemoe")
+_WITHOUT_SUFFIX = ("exp_probs_b", "attn_sinks")
 """Parts whose name here does not say whether they are weights or biases."""
 _DRAFTING = re.compile(r"blk\.\d+\.nextn\.")
 _TENSOR = re.compile(r"(?:blk\.(\d+)\.)?([a-z0-9_]+)\.(weight|bias)")
@@ -114,6 +127,8 @@ def our_tensors(model_type: str, name: str, num_experts: int) -> list[OurTensor]
     full = ours if layer is None else f"model.layers.{layer}.{ours}"
     if part not in _WITHOUT_SUFFIX:
         full = f"{full}.{kind}"
+    if "{}" in full and kind == "bias":  # of all experts in one
+        return [OurTensor(f"{full.replace('.{}', '').removesuffix('.bias')}_bias")]
     if "{}" in full:
         return [OurTensor(full.format(expert), expert) for expert in range(num_experts)]
     in_turns = model_type in _IN_TURNS and part in ("attn_q", "attn_k")
