@@ -97,7 +97,30 @@ def write_gguf(
     kind = config["model_type"]
     writer = GGUFWriter(path, ARCHITECTURES[kind])
     rope = config.get("rope_parameters") or {}
-    said = {
+    said = _metadata(config) | dict(shape or {})
+    for name, value in said.items():
+        if value is not None:
+            add_value(writer, f"{ARCHITECTURES[kind]}.{name}", value)
+    for name, value in (others or {}).items():
+        add_value(writer, name, value)
+    factors = {f"rope_factors_{length}.weight": rope.get(f"{length}_factor") for length in ("short", "long")}
+    for name, values in factors.items():
+        if values:
+            writer.add_tensor(name, np.array(values, np.float32), raw_dtype=Type.F32)
+    for name, numbers in _tensors(config, _weights(folder)).items():
+        own = [kind for part, kind in (types or {}).items() if part in name]
+        wanted = (own or [matrices])[0] if numbers.ndim > 1 and not _STAY.search(name) else Type.F32
+        writer.add_tensor(name, quantize(numbers, wanted), raw_dtype=wanted)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _metadata(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the architecture; None where a model has none of it."""
+    kind, rope = config["model_type"], config.get("rope_parameters") or {}
+    return {
         "block_count": config["num_hidden_layers"],
         "context_length": config["max_position_embeddings"],
         "embedding_length": config["hidden_size"],
@@ -123,24 +146,7 @@ def write_gguf(
         "expert_weights_scale": config.get("routed_scaling_factor"),
         "expert_weights_norm": config.get("norm_topk_prob") if kind == "glm4_moe" else None,
         "leading_dense_block_count": config.get("first_k_dense_replace"),
-    } | dict(shape or {})
-    for name, value in said.items():
-        if value is not None:
-            add_value(writer, f"{ARCHITECTURES[kind]}.{name}", value)
-    for name, value in (others or {}).items():
-        add_value(writer, name, value)
-    factors = {f"rope_factors_{length}.weight": rope.get(f"{length}_factor") for length in ("short", "long")}
-    for name, values in factors.items():
-        if values:
-            writer.add_tensor(name, np.array(values, np.float32), raw_dtype=Type.F32)
-    for name, numbers in _tensors(config, _weights(folder)).items():
-        own = [kind for part, kind in (types or {}).items() if part in name]
-        wanted = (own or [matrices])[0] if numbers.ndim > 1 and not _STAY.search(name) else Type.F32
-        writer.add_tensor(name, quantize(numbers, wanted), raw_dtype=wanted)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    }
 
 
 def _weights(folder: Path) -> dict[str, np.ndarray]:
