@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 from pagefleet_protocol.model_config.fields import ModelConfigError
-from pagefleet_protocol.model_config.gguf_config import hf_config, kept_bytes
+from pagefleet_protocol.model_config.gguf_config import ROPE_FACTORS, hf_config, kept_bytes
 from pagefleet_protocol.model_config.shape import ModelShape, quantized_as, read_shape
 from pagefleet_protocol.model_facts import ModelFacts
 
@@ -82,7 +82,9 @@ async def _gguf_outline(
         raise BadModel("GGUF is not streamed: leave out --load-format, and the file is downloaded")
     header = await gguf_header(source, files, settings)
     try:
-        shape, quantization = _read_config(hf_config(header, None), header.source)
+        # What the factors are does not matter here, but that they are there.
+        factors = {name: [1.0] for name in ROPE_FACTORS if name in header.tensors}
+        shape, quantization = _read_config(hf_config(header, factors), header.source)
         experts = sum(one.num_bytes for name, one in header.tensors.items() if "_exps." in name)
         weights = sum(one.num_bytes for one in header.tensors.values())
         facts = _facts(shape, quantization, revision, len(files), (weights, experts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,16 @@ ARCHITECTURES = {
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
+    "granite": "granite",
+    "cohere": "command-r",
+    "cohere2": "cohere2",
+    "olmo2": "olmo2",
+    "olmoe": "olmoe",
+    "phi3": "phi3",
+    "qwen2_moe": "qwen2moe",
+    "glm4_moe": "glm4moe",
+    "granitemoe": "granitemoe",
+    "gpt_oss": "gpt-oss",
 }
 _NAMES = {
     "input_layernorm": "attn_norm",
@@ -36,7 +47,18 @@ _NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b",
+    **{
+        f"mlp.{shared}.{part}_proj": f"ffn_{part}_shexp"
+        for shared in ("shared_expert", "shared_experts")
+        for part in ("gate", "up", "down")
+    },
     "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
+    "block_sparse_moe.router.layer": "ffn_gate_inp",
     "block_sparse_moe.gate": "ffn_gate_inp",
 }
 _AROUND = {
@@ -44,7 +66,12 @@ _AROUND = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+_AFTER = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+_NORMS = {"gemma2": _AROUND, "gemma3_text": _AROUND, "olmo2": _AFTER, "glm4_moe": _AFTER, "gpt_oss": _AFTER}
 _EXPERTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
+_ROTATED = ("llama", "granite", "granitemoe")
+_STAY = re.compile(r"ffn_gate_inp|norm|bias$")
+_WITH_WINDOWS = ("gemma2", "gemma3_text", "cohere2", "phi3", "gpt_oss")
 
 
 def write_gguf(
@@ -70,36 +97,56 @@ def write_gguf(
     kind = config["model_type"]
     writer = GGUFWriter(path, ARCHITECTURES[kind])
     rope = config.get("rope_parameters") or {}
-    said = {
+    said = _metadata(config) | dict(shape or {})
+    for name, value in said.items():
+        if value is not None:
+            add_value(writer, f"{ARCHITECTURES[kind]}.{name}", value)
+    for name, value in (others or {}).items():
+        add_value(writer, name, value)
+    factors = {f"rope_factors_{length}.weight": rope.get(f"{length}_factor") for length in ("short", "long")}
+    for name, values in factors.items():
+        if values:
+            writer.add_tensor(name, np.array(values, np.float32), raw_dtype=Type.F32)
+    for name, numbers in _tensors(config, _weights(folder)).items():
+        own = [kind for part, kind in (types or {}).items() if part in name]
+        wanted = (own or [matrices])[0] if numbers.ndim > 1 and not _STAY.search(name) else Type.F32
+        writer.add_tensor(name, quantize(numbers, wanted), raw_dtype=wanted)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _metadata(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the architecture; None where a model has none of it."""
+    kind, rope = config["model_type"], config.get("rope_parameters") or {}
+    return {
         "block_count": config["num_hidden_layers"],
         "context_length": config["max_position_embeddings"],
         "embedding_length": config["hidden_size"],
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config["num_key_value_heads"],
-        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
+        "attention.layer_norm_epsilon": config.get("layer_norm_eps"),
         "rope.freq_base": float((rope.get("full_attention") or rope).get("rope_theta", 10_000.0)),
-        "expert_count": config.get("num_local_experts") or config.get("num_experts"),
+        "expert_count": config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts"),
         "expert_used_count": config.get("num_experts_per_tok"),
         "expert_feed_forward_length": config.get("moe_intermediate_size"),
         "attention.key_length": config.get("head_dim"),
-        "attention.sliding_window": config.get("sliding_window") if kind.startswith("gemma") else None,
+        "attention.sliding_window": config.get("sliding_window") if kind in _WITH_WINDOWS else None,
         "attn_logit_softcapping": config.get("attn_logit_softcapping"),
         "final_logit_softcapping": config.get("final_logit_softcapping"),
-    } | dict(shape or {})
-    for name, value in said.items():
-        if value is not None:
-            add_value(writer, f"{ARCHITECTURES[kind]}.{name}", value)
-    for name, value in (others or {}).items():
-        add_value(writer, name, value)
-    for name, numbers in _tensors(config, _weights(folder)).items():
-        own = [kind for part, kind in (types or {}).items() if part in name]
-        wanted = (own or [matrices])[0] if numbers.ndim > 1 and "ffn_gate_inp" not in name else Type.F32
-        writer.add_tensor(name, quantize(numbers, wanted), raw_dtype=wanted)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        "logit_scale": config.get("logit_scale") or config.get("logits_scaling"),
+        "attention.scale": config.get("attention_multiplier"),
+        "embedding_scale": config.get("embedding_multiplier"),
+        "residual_scale": config.get("residual_multiplier"),
+        "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
+        "expert_shared_count": config.get("n_shared_experts"),
+        "expert_weights_scale": config.get("routed_scaling_factor"),
+        "expert_weights_norm": config.get("norm_topk_prob") if kind == "glm4_moe" else None,
+        "leading_dense_block_count": config.get("first_k_dense_replace"),
+    }
 
 
 def _weights(folder: Path) -> dict[str, np.ndarray]:
@@ -124,7 +171,7 @@ def add_value(writer: GGUFWriter, name: str, value: Any) -> None:
 def _tensors(config: Mapping[str, Any], stored: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     kind, found = config["model_type"], {}
     experts: dict[str, list[np.ndarray]] = {}
-    names = {**_NAMES, **_AROUND} if kind in ("gemma2", "gemma3_text") else _NAMES
+    names = {**_NAMES, **_NORMS.get(kind, {})}
     for name, value in stored.items():
         numbers = value
         if kind.startswith("gemma") and name.endswith("norm.weight"):
@@ -134,15 +181,46 @@ def _tensors(config: Mapping[str, Any], stored: Mapping[str, np.ndarray]) -> dic
             found[outer.get(name, "output.weight")] = numbers
             continue
         _, _, layer, rest = name.split(".", 3)
+        if stacked := _of_stack(rest, numbers):
+            found |= {f"blk.{layer}.{own}": part for own, part in stacked.items()}
+            continue
         part, _, last = rest.rpartition(".")
         if ".experts." in part:
             experts.setdefault(f"blk.{layer}.ffn_{_EXPERTS[part.rpartition('.')[2]]}_exps.{last}", []).append(numbers)
             continue
-        if ARCHITECTURES[kind] == "llama" and part in ("self_attn.q_proj", "self_attn.k_proj"):
+        if ARCHITECTURES[kind] in ("llama", "granite", "granitemoe") and part in (
+            "self_attn.q_proj",
+            "self_attn.k_proj",
+        ):
             heads = config["num_attention_heads"]
             numbers = _in_turns(numbers, config.get("head_dim") or config["hidden_size"] // heads)
+        if rest in names:  # it does not say whether it is a weight
+            part, last = rest, "bias"
         found[f"blk.{layer}.{names[part]}.{last}"] = numbers
     return found | {name: np.stack(each) for name, each in experts.items()}
+
+
+def _of_stack(name: str, numbers: np.ndarray) -> dict[str, np.ndarray]:
+    """Of a tensor that has the matrices of all experts, or their biases; and of gpt-oss's sinks. Nothing of others."""
+    found: dict[str, np.ndarray] = {}
+    match name.removeprefix("mlp.experts.").removeprefix("block_sparse_moe."):
+        case "self_attn.sinks":
+            found = {"attn_sinks.weight": numbers}
+        case "gate_up_proj":
+            by_rows = numbers.swapaxes(1, 2)
+            found = {"ffn_gate_exps.weight": by_rows[:, ::2], "ffn_up_exps.weight": by_rows[:, 1::2]}
+        case "gate_up_proj_bias":
+            found = {"ffn_gate_exps.bias": numbers[:, ::2], "ffn_up_exps.bias": numbers[:, 1::2]}
+        case "down_proj":
+            found = {"ffn_down_exps.weight": numbers.swapaxes(1, 2)}
+        case "down_proj_bias":
+            found = {"ffn_down_exps.bias": numbers}
+        case "input_linear.weight":
+            gate, up = np.split(numbers, 2, 1)
+            found = {"ffn_gate_exps.weight": gate, "ffn_up_exps.weight": up}
+        case "output_linear.weight":
+            found = {"ffn_down_exps.weight": numbers}
+    return {own: np.ascontiguousarray(part) for own, part in found.items()}
 
 
 def _in_turns(numbers: np.ndarray, head_dim: int) -> np.ndarray:

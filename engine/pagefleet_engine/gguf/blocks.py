@@ -18,18 +18,21 @@ _SCALE_BYTES = 12
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Blocks taken apart: a number stands for `scale * code - offset` of its group."""
+    """Blocks taken apart: a number stands for `scale * code - offset` of its group, or `scale * table[code]`."""
 
     codes_BN: Tensor
     """uint8, or int8 where they have a sign."""
     scales_BG: Tensor
     """float32"""
-    offsets_BG: Tensor | None
+    offsets_BG: Tensor | None = None
     """float32"""
+    table: Tensor | None = None
+    """float32 [16]"""
 
     def values(self) -> Tensor:
         """float32 [B, N]"""
-        codes_BGn = self.codes_BN.view(*self.scales_BG.shape, -1).to(torch.float32)
+        codes_BN = self.codes_BN if self.table is None else self.table[self.codes_BN.to(torch.int32)]
+        codes_BGn = codes_BN.view(*self.scales_BG.shape, -1).to(torch.float32)
         values_BGn = codes_BGn.mul_(self.scales_BG[..., None])
         if self.offsets_BG is not None:
             values_BGn.sub_(self.offsets_BG[..., None])
@@ -74,7 +77,7 @@ def _fifth_bits(packed_B4: Tensor) -> Tensor:
 
 
 def _q4_0(blocks: Tensor) -> Parts:
-    return Parts(_nibbles(blocks[:, 2:]).view(torch.int8) - 8, _halves(blocks, 0), None)
+    return Parts(_nibbles(blocks[:, 2:]).view(torch.int8) - 8, _halves(blocks, 0))
 
 
 def _q4_1(blocks: Tensor) -> Parts:
@@ -83,7 +86,7 @@ def _q4_1(blocks: Tensor) -> Parts:
 
 def _q5_0(blocks: Tensor) -> Parts:
     codes_BN = _nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])
-    return Parts(codes_BN.view(torch.int8) - 16, _halves(blocks, 0), None)
+    return Parts(codes_BN.view(torch.int8) - 16, _halves(blocks, 0))
 
 
 def _q5_1(blocks: Tensor) -> Parts:
@@ -92,7 +95,7 @@ def _q5_1(blocks: Tensor) -> Parts:
 
 
 def _q8_0(blocks: Tensor) -> Parts:
-    return Parts(blocks[:, 2:].contiguous().view(torch.int8), _halves(blocks, 0), None)
+    return Parts(blocks[:, 2:].contiguous().view(torch.int8), _halves(blocks, 0))
 
 
 def _scales_and_minima(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,11 +126,63 @@ def _q6_k(blocks: Tensor) -> Parts:
     high_B8n = ((blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts_41) & 3).view(len(blocks), 8, 32)
     codes_BN = (low_B8n | (high_B8n << 4)).flatten(1).view(torch.int8) - 32
     scales_BG = blocks[:, 192:208].contiguous().view(torch.int8).to(torch.float32)
-    return Parts(codes_BN, _halves(blocks, 208) * scales_BG, None)
+    return Parts(codes_BN, _halves(blocks, 208) * scales_BG)
 
 
+def _q2_k(blocks: Tensor) -> Parts:
+    shared_BG = blocks[:, :16]
+    scales_BG = _halves(blocks, 80) * (shared_BG & 15).to(torch.float32)
+    offsets_BG = _halves(blocks, 82) * (shared_BG >> 4).to(torch.float32)
+    return Parts(_pairs(blocks[:, 16:80]), scales_BG, offsets_BG)
+
+
+def _q3_k(blocks: Tensor) -> Parts:
+    shifts_81 = torch.arange(8, dtype=torch.uint8, device=blocks.device)[:, None]
+    upper_BN = ((blocks[:, :32].unsqueeze(1) >> shifts_81) & 1).flatten(1)
+    codes_BN = (_pairs(blocks[:, 32:96]) | (upper_BN << 2)).view(torch.int8) - 4
+    low_BG = _nibbles(blocks[:, 96:104])
+    high_BG = _pairs(blocks[:, 104:108], 4)
+    scales_BG = (low_BG | (high_BG << 4)).view(torch.int8) - 32
+    return Parts(codes_BN, _halves(blocks, 108) * scales_BG.to(torch.float32))
+
+
+def _pairs(packed_BJ: Tensor, run: int = 32) -> Tensor:
+    """uint8 [B, 4 J]: of so many bytes all lowest two bits, then the next, ..."""
+    shifts_41 = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=packed_BJ.device)[:, None]
+    return ((packed_BJ.reshape(len(packed_BJ), -1, 1, run) >> shifts_41) & 3).flatten(1)
+
+
+def _iq4_nl(blocks: Tensor) -> Parts:
+    return Parts(_nibbles(blocks[:, 2:]), _halves(blocks, 0), None, _table(_UNEVEN, blocks))
+
+
+def _iq4_xs(blocks: Tensor) -> Parts:
+    low_B8 = torch.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), -1).flatten(1)
+    shifts_4 = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=blocks.device)
+    high_B8 = ((blocks[:, 2:4, None] >> shifts_4) & 3).flatten(1)
+    scales_B8 = (low_B8 | (high_B8 << 4)).view(torch.int8) - 32
+    codes_BN = _nibbles(blocks[:, 8:].reshape(-1, 8, 16)).flatten(1)
+    return Parts(codes_BN, _halves(blocks, 0) * scales_B8.to(torch.float32), None, _table(_UNEVEN, blocks))
+
+
+def _mxfp4(blocks: Tensor) -> Parts:
+    """The numbers of its table are doubled, and so are the scales halved."""
+    exponents_B1 = blocks[:, :1].to(torch.float64) - 128
+    return Parts(_nibbles(blocks[:, 1:]), torch.exp2(exponents_B1).to(torch.float32), None, _table(_TWICE_E2M1, blocks))
+
+
+def _table(values: tuple[int, ...], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=like.device)
+
+
+_UNEVEN = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""What IQ4's codes stand for."""
+_TWICE_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
-_SPLITS = {2: _q4_0, 3: _q4_1, 6: _q5_0, 7: _q5_1, 8: _q8_0, 12: _q4_k, 13: _q5_k, 14: _q6_k}
+_SPLITS = {
+    2: _q4_0, 3: _q4_1, 6: _q5_0, 7: _q5_1, 8: _q8_0, 12: _q4_k, 13: _q5_k, 14: _q6_k,
+    10: _q2_k, 11: _q3_k, 20: _iq4_nl, 23: _iq4_xs, 39: _mxfp4,
+}  # fmt: skip
 
 BLOCK_TYPES = {number: BlockType(*kind, _PLAIN.get(number), _SPLITS.get(number)) for number, kind in KINDS.items()}
 """By the number that a file has for each."""

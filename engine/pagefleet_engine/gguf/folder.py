@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from pagefleet_protocol.model_config.fields import ModelConfigError
-from pagefleet_protocol.model_config.gguf_config import hf_config
+from pagefleet_protocol.model_config.gguf_config import ROPE_FACTORS, hf_config
 from pagefleet_protocol.model_config.gguf_header import first_part, is_beside_a_model
 
 from pagefleet_engine.errors import ModelLoadError
@@ -26,7 +26,7 @@ from pagefleet_engine.gguf.tokenizer import tokenizer_files
 
 _SUFFIX = ".gguf"
 _PART = re.compile(r"-(\d{5})-of-\d{5}$")
-_WRITING = 3
+_WRITING = 4
 """Counts up when what is written changes: folders of before are left alone."""
 _MOST_FACTORS = 1 << 16
 
@@ -103,11 +103,13 @@ def contents_of(model: GgufModel, *, with_tokenizer: bool) -> dict[str, str]:
     return {"config.json": config, **(tokenizer_files(model) if with_tokenizer else {})}
 
 
-def _rope_factors(model: GgufModel) -> list[float] | None:
-    tensor = model.tensors.get("rope_freqs.weight")
-    if tensor is None:
-        return None
-    if tensor.type is not F32 or len(tensor.shape) != 1 or tensor.shape[0] > _MOST_FACTORS:
-        raise ModelLoadError(f"{tensor.path}: rope_freqs.weight is no list of numbers: download the file again")
-    factors: list[float] = np.fromfile(tensor.path, np.float32, tensor.shape[0], offset=tensor.start).tolist()
-    return factors
+def _rope_factors(model: GgufModel) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for name in ROPE_FACTORS:
+        tensor = model.tensors.get(name)
+        if tensor is None:
+            continue
+        if tensor.type is not F32 or len(tensor.shape) != 1 or tensor.shape[0] > _MOST_FACTORS:
+            raise ModelLoadError(f"{tensor.path}: {name} is no list of numbers: download the file again")
+        found[name] = np.fromfile(tensor.path, np.float32, tensor.shape[0], offset=tensor.start).tolist()
+    return found

@@ -31,6 +31,7 @@ _O200K = (
 )
 _EXPRESSIONS = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "dbrx", "smaug-bpe"), _LLAMA3),
+    **dict.fromkeys(("glm4", "chatglm-bpe"), _LLAMA3),
     **dict.fromkeys(("qwen2", "stablelm2", "deepseek-r1-qwen", "megrez"), _QWEN2),
     "tekken": _TEKKEN,
     "gpt-4o": _O200K,

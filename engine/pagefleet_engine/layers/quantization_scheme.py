@@ -194,7 +194,7 @@ class BlockScheme:
     @property
     def block(self) -> tuple[int, int]:
         """Rows and columns that ranks cannot divide."""
-        return 1, 256 if any(kind.endswith("_K") for kind in self.types) else 32
+        return 1, 256 if any(kind.endswith(("_K", "_XS")) for kind in self.types) else 32
 
     def describe(self) -> str:
         """For log lines and errors."""

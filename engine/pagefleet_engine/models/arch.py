@@ -33,6 +33,8 @@ class ExpertsArch:
     """How gate and up are joined; None: by the activation of the MLPs."""
     layers: tuple[bool, ...]
     """Per layer: whether experts are in the place of its MLP."""
+    apart: bool = False
+    """Each has matrices of its own, where the family's checkpoints have those of all in one tensor: so GGUF is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,12 @@ from pagefleet_engine.models.config_file import read_shared
 from pagefleet_engine.models.decoder import DecoderModel
 from pagefleet_engine.models.experts_config import read_counts, read_experts
 
+_APART = ExpertNames(router="router", biased=True)
+_STACKED = replace(
+    _APART,
+    gate_up=Stacked("experts.gate_up_proj", transposed=True, in_turns=True),
+    down=Stacked("experts.down_proj", transposed=True),
+)
 _GATE = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
 
 
@@ -37,11 +43,6 @@ def build(arch: ModelArch, placement: Placement) -> DecoderModel:
         qkv_bias=arch.attention_bias,
         output_bias=arch.attention_bias,
         sinks=True,
-        experts=ExpertNames(
-            router="router",
-            gate_up=Stacked("experts.gate_up_proj", transposed=True, in_turns=True),
-            down=Stacked("experts.down_proj", transposed=True),
-            biased=True,
-        ),
+        experts=_APART if arch.experts is not None and arch.experts.apart else _STACKED,
     )
     return DecoderModel(arch, traits, placement)

@@ -15,6 +15,9 @@ from pagefleet_engine.models.blocks import Traits
 from pagefleet_engine.models.decoder import DecoderModel
 from pagefleet_engine.models.experts_config import read_counts, read_experts
 
+_APART = ExpertNames(block="block_sparse_moe", router="router.layer")
+_STACKED = replace(_APART, gate_up=Stacked("input_linear"), down=Stacked("output_linear"))
+
 
 def read(shape: ModelShape) -> ModelArch:
     """A softmax over a token's own experts is one over all of them whose weights are made to add up to one."""
@@ -33,11 +36,6 @@ def build(arch: ModelArch, placement: Placement) -> DecoderModel:
         qkv_bias=arch.attention_bias,
         output_bias=arch.attention_bias,
         embedding_scale=arch.embedding_scale,
-        experts=ExpertNames(
-            block="block_sparse_moe",
-            router="router.layer",
-            gate_up=Stacked("input_linear"),
-            down=Stacked("output_linear"),
-        ),
+        experts=_APART if arch.experts is not None and arch.experts.apart else _STACKED,
     )
     return DecoderModel(arch, traits, placement)

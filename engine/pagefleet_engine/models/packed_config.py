@@ -16,8 +16,8 @@ from pagefleet_engine.models.quantization_fields import check_expression, own_na
 PACK_QUANTIZED, INT_QUANTIZED = "pack-quantized", "int-quantized"
 _PACKINGS: dict[str, Packing] = {PACK_QUANTIZED: "compressed-tensors", INT_QUANTIZED: "int-quantized"}
 _GPTQ_BITS = (2, 3, 4, 8)
-_EVERY_LAYER = ("Linear",)
-_HEAD = "lm_head"
+EVERY_LAYER = ("Linear",)
+HEAD = "lm_head"
 
 
 def is_in_groups(group: ConfigFields) -> bool:
@@ -70,16 +70,23 @@ def read_awq(section: ConfigFields) -> Quantization:
     Raises:
         ModelLoadError: it is not run.
     """
-    version, bits = section.text("version", "gemm").lower(), section.count("bits", 4)
+    version = section.text("version", "gemm").lower()
     if version != "gemm":
         raise refusal(section, f"version of AWQ is {version}")
+    parts = [own_name(part) for part in section.texts("modules_to_not_convert")]
+    return Quantization(rules=(Rule(EVERY_LAYER, awq_scheme(section)),), ignored=(HEAD, *map(anywhere, parts)))
+
+
+def awq_scheme(section: ConfigFields) -> PackedScheme:
+    """Of AWQ's words, which have zero points whether or not these (`zero_point`, `sym`) are all the same.
+
+    Raises:
+        ModelLoadError: it is not run.
+    """
+    bits = section.count("bits", 4)
     if bits != 4:
         raise refusal(section, f"AWQ of {bits} bits")
-    if not section.flag("zero_point", True):
-        raise refusal(section, "AWQ without zero points (zero_point is false)")
-    scheme = PackedScheme(packing="awq", bits=bits, group_size=_group_size(section), zero_points=True)
-    parts = [own_name(part) for part in section.texts("modules_to_not_convert")]
-    return Quantization(rules=(Rule(_EVERY_LAYER, scheme),), ignored=(_HEAD, *map(anywhere, parts)))
+    return PackedScheme(packing="awq", bits=bits, group_size=_group_size(section), zero_points=True)
 
 
 def read_gptq(section: ConfigFields) -> Quantization:
@@ -96,7 +103,7 @@ def read_gptq(section: ConfigFields) -> Quantization:
     if section.flag("is_marlin_format", False):
         raise refusal(section, "GPTQ in the layout of Marlin (is_marlin_format is true)")
     packing: Packing = "gptq_v2" if form == "gptq_v2" else "gptq"
-    rules, ignored = [], [_HEAD, *map(anywhere, map(own_name, section.texts("modules_to_not_convert")))]
+    rules, ignored = [], [HEAD, *map(anywhere, map(own_name, section.texts("modules_to_not_convert")))]
     dynamic = section.section("dynamic")
     usual = {
         "bits": section.count("bits"),
@@ -111,9 +118,9 @@ def read_gptq(section: ConfigFields) -> Quantization:
         if sign == "-:":
             ignored.append(pattern)
         else:
-            rules.append(Rule((pattern,), _gptq_scheme(dynamic.section(name).with_defaults(usual), packing)))
+            rules.append(Rule((pattern,), gptq_scheme(dynamic.section(name).with_defaults(usual), packing)))
     within = section.nested_texts("modules_in_block_to_quantize")
-    rules.append(Rule(tuple(map(anywhere, within)) or _EVERY_LAYER, _gptq_scheme(section, packing)))
+    rules.append(Rule(tuple(map(anywhere, within)) or EVERY_LAYER, gptq_scheme(section, packing)))
     return Quantization(rules=tuple(rules), ignored=tuple(ignored))
 
 
@@ -124,7 +131,12 @@ def read_gguf_types(section: ConfigFields) -> Quantization:
     return Quantization(rules=rules)
 
 
-def _gptq_scheme(section: ConfigFields, packing: Packing) -> PackedScheme:
+def gptq_scheme(section: ConfigFields, packing: Packing) -> PackedScheme:
+    """Of GPTQ's words.
+
+    Raises:
+        ModelLoadError: it is not run.
+    """
     bits = section.count("bits")
     if bits not in _GPTQ_BITS:
         raise refusal(section, f"GPTQ of {bits} bits")

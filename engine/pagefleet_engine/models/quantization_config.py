@@ -1,8 +1,8 @@
 """How a checkpoint is quantized, from the `quantization_config` of its config.json.
 
-Nine spellings are read: compressed-tensors (llm-compressor), `fp8` (DeepSeek, Qwen), `mxfp4` (gpt-oss), `awq`,
-`gptq`, `fbgemm_fp8`, `modelopt`, `bitsandbytes`, and our own of GGUF. What cannot be computed as it was meant is
-refused, with what can.
+Ten spellings are read: compressed-tensors (llm-compressor), `fp8` (DeepSeek, Qwen), `mxfp4` (gpt-oss), `awq`,
+`gptq`, `auto-round`, `fbgemm_fp8`, `modelopt`, `bitsandbytes`, and our own of GGUF. What cannot be computed as it was
+meant is refused, with what can.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from pagefleet_kernels.mxfp4 import MXFP4_BLOCK
 from pagefleet_protocol.model_config.fields import ConfigFields
+from pagefleet_protocol.model_config.shape import AUTOROUND
 
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.quantization_scheme import (
@@ -25,6 +26,7 @@ from pagefleet_engine.layers.quantization_scheme import (
     WeightScales,
     on_load,
 )
+from pagefleet_engine.models.autoround_config import read_autoround
 from pagefleet_engine.models.coded_config import CODED, read_bitsandbytes, read_coded_group
 from pagefleet_engine.models.packed_config import (
     INT_QUANTIZED,
@@ -76,6 +78,7 @@ def read_quantization(fields: ConfigFields) -> Quantization | None:
         "modelopt": read_modelopt,
         "modelopt_fp4": read_modelopt,
         "bitsandbytes": read_bitsandbytes,
+        **dict.fromkeys(AUTOROUND, read_autoround),
     }
     method = section.text("quant_method", "")
     if method not in readers:

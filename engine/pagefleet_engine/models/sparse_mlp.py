@@ -18,7 +18,7 @@ from torch import Tensor
 from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep
 from pagefleet_engine.layers.moe.balanced import BalancedExperts
 from pagefleet_engine.layers.moe.exchange import OwnExperts, own_experts
-from pagefleet_engine.layers.moe.expert_slots import Stacked, bias_slot, expert_slots
+from pagefleet_engine.layers.moe.expert_slots import Stacked, bias_slots, expert_slots
 from pagefleet_engine.layers.moe.experts import Experts, HostExperts, over_scaled_inputs
 from pagefleet_engine.layers.moe.grouped_experts import GroupedExperts
 from pagefleet_engine.layers.moe.native_experts import NativeExperts, native_experts
@@ -106,10 +106,8 @@ class SparseMLP:
         if names.biased:
             # Where ranks add up parts of an expert's width, the first has the bias.
             install = made.install_down_bias if placement.tensor.index == 0 or not width.is_part else _leave
-            self._slots += (
-                bias_slot(names.gate_up, own, (width, width), placement, made.install_gate_up_bias),
-                bias_slot(names.down, own, (hidden,), placement, install),
-            )
+            self._slots += bias_slots(names.gate_up, own, (width, width), placement, made.install_gate_up_bias)
+            self._slots += bias_slots(names.down, own, (hidden,), placement, install)
         self._tokens = token_ranks(placement)
         self._shared: MLP | None = None
         self._shared_gate_1D: Tensor

@@ -182,6 +182,13 @@ class ConfigFields:
             raise self._wrong(name, "a list of strings, or of lists of them")
         return tuple(each)
 
+    def joined_texts(self, name: str) -> tuple[str, ...]:
+        """As nested_texts, or one string with commas between them."""
+        value = self._get(name, [])
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return self.nested_texts(name)
+
     def pair(self, name: str) -> tuple[int, int]:
         """Two positive integers."""
         value = self._get(name, [])

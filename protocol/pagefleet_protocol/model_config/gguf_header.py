@@ -66,18 +66,22 @@ KINDS: Mapping[int, GgufKind] = {
     6: GgufKind("Q5_0", 32, 22),
     7: GgufKind("Q5_1", 32, 24),
     8: GgufKind("Q8_0", 32, 34),
+    10: GgufKind("Q2_K", 256, 84),
+    11: GgufKind("Q3_K", 256, 110),
     12: GgufKind("Q4_K", 256, 144),
     13: GgufKind("Q5_K", 256, 176),
     14: GgufKind("Q6_K", 256, 210),
+    20: GgufKind("IQ4_NL", 32, 18),
+    23: GgufKind("IQ4_XS", 256, 136),
     30: GgufKind("BF16", 1, 2),
+    39: GgufKind("MXFP4", 32, 17),
 }
 """By the number that a file has for each."""
 
 OTHER_KINDS: Mapping[int, str] = {
     9: "Q8_1",
-    10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL",
-    21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M",
-    34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
+    15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16",
+    26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
 """That are not read."""
 

@@ -25,6 +25,10 @@ _NORMS_AROUND = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_NORMS_AFTER = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _QWEN_EXPERTS = {
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.{}.gate_proj",
@@ -37,6 +41,31 @@ _MIXTRAL_EXPERTS = {
     "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
     "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
 }
+_SHARED_EXPERT = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+_GLM4_MOE = {
+    "post_attention_norm": "post_attention_layernorm",
+    "exp_probs_b": "mlp.gate.e_score_correction_bias",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+_GPT_OSS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_sinks": "self_attn.sinks",
+    "ffn_gate_inp": "mlp.router",
+}
+_GRANITE_EXPERTS = {
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    "ffn_gate_exps": "block_sparse_moe.experts.{}.gate_proj",
+    "ffn_up_exps": "block_sparse_moe.experts.{}.up_proj",
+    "ffn_down_exps": "block_sparse_moe.experts.{}.down_proj",
+}
+_MERGED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _OF_KINDS: Mapping[str, Mapping[str, str]] = {
     "llama": {},
     "mixtral": _MIXTRAL_EXPERTS,
@@ -46,9 +75,23 @@ _OF_KINDS: Mapping[str, Mapping[str, str]] = {
     "gemma": {},
     "gemma2": _NORMS_AROUND,
     "gemma3_text": _NORMS_AROUND,
+    "granite": {},
+    "granitemoe": _GRANITE_EXPERTS,
+    "cohere": {},
+    "cohere2": {},
+    "olmo2": _NORMS_AFTER,
+    "olmoe": _QWEN_EXPERTS,
+    "phi3": _MERGED,
+    "qwen2_moe": {**_QWEN_EXPERTS, **_SHARED_EXPERT},
+    "glm4_moe": {**_QWEN_EXPERTS, **_GLM4_MOE},
+    "gpt_oss": {**_QWEN_EXPERTS, **_GPT_OSS},
 }
+_IN_TURNS = ("llama", "mixtral", "granite", "granitemoe")
+_WITHOUT_SUFFIX = ("exp_probs_b", "attn_sinks")
+"""Parts whose name here does not say whether they are weights or biases."""
+_DRAFTING = re.compile(r"blk\.\d+\.nextn\.")
 _TENSOR = re.compile(r"(?:blk\.(\d+)\.)?([a-z0-9_]+)\.(weight|bias)")
-_NOT_WEIGHTS = ("rope_freqs.weight",)
+_NOT_WEIGHTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
 class OurTensor(NamedTuple):
@@ -61,16 +104,18 @@ class OurTensor(NamedTuple):
     """Rows of a head take turns: one of its first half, one of its second."""
     unit_more: bool = False
     """The file's numbers are one more than a checkpoint's."""
+    is_row: bool = False
+    """A matrix of one row, which the file may have as a vector."""
 
 
 def our_tensors(model_type: str, name: str, num_experts: int) -> list[OurTensor] | None:
     """What the tensor `name` of a model of the kind is here, nothing where it is no weight; None: its name is unknown.
 
     A stack of experts is `num_experts` of them.
-    llama.cpp rotates neighbours of Llama's heads, and so its files have them side by side; and norms of Gemma with the
-    one in them that a checkpoint leaves out.
+    llama.cpp rotates neighbours of Llama's and Granite's heads, and so its files have them side by side; and norms of
+    Gemma with the one in them that a checkpoint leaves out.
     """
-    if name in _NOT_WEIGHTS:
+    if name in _NOT_WEIGHTS or _DRAFTING.match(name):
         return []
     found = _TENSOR.fullmatch(name)
     if found is None:
@@ -79,8 +124,13 @@ def our_tensors(model_type: str, name: str, num_experts: int) -> list[OurTensor]
     ours = _OUTER.get(part) if layer is None else {**_LAYER, **_OF_KINDS[model_type]}.get(part)
     if ours is None:
         return None
-    full = f"{ours if layer is None else f'model.layers.{layer}.{ours}'}.{kind}"
+    full = ours if layer is None else f"model.layers.{layer}.{ours}"
+    if part not in _WITHOUT_SUFFIX:
+        full = f"{full}.{kind}"
+    if "{}" in full and kind == "bias":  # of all experts in one
+        return [OurTensor(f"{full.replace('.{}', '').removesuffix('.bias')}_bias")]
     if "{}" in full:
         return [OurTensor(full.format(expert), expert) for expert in range(num_experts)]
-    in_turns = model_type in ("llama", "mixtral") and part in ("attn_q", "attn_k")
-    return [OurTensor(full, None, in_turns, model_type.startswith("gemma") and "norm" in part)]
+    in_turns = model_type in _IN_TURNS and part in ("attn_q", "attn_k")
+    less_one = model_type.startswith("gemma") and "norm" in part
+    return [OurTensor(full, None, in_turns, less_one, part == "ffn_gate_inp_shexp")]

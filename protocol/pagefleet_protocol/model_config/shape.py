@@ -294,7 +294,7 @@ def quantized_as(fields: ConfigFields) -> str:
     section = fields.section("quantization_config")
     method = section.text("quant_method", "")
     stored, said = _STORED.get(method, ""), method[:80] or "not given"
-    if method == "gptq":
+    if method in ("gptq", *AUTOROUND):
         stored = f"int{section.count('bits', low=2, high=8)}"
     elif method == "bitsandbytes":
         stored = "int8" if section.flag("load_in_8bit", False) else section.text("bnb_4bit_quant_type", "fp4")[:8]
@@ -311,12 +311,14 @@ def quantized_as(fields: ConfigFields) -> str:
     if stored:
         return stored
     raise ModelConfigError(
-        f"{section.source}: quant_method is {said}; pagefleet runs awq, gptq, bitsandbytes, fp8, fbgemm_fp8, modelopt "
-        "of FP8 and NVFP4, mxfp4, and fp8, fp4, int8 or int4 of compressed-tensors: choose one of these checkpoints, "
-        "or one without quantization"
+        f"{section.source}: quant_method is {said}; pagefleet runs awq, gptq, auto-round, bitsandbytes, fp8, "
+        "fbgemm_fp8, modelopt of FP8 and NVFP4, mxfp4, and fp8, fp4, int8 or int4 of compressed-tensors: choose one of "
+        "these checkpoints, or one without quantization"
     )
 
 
+AUTOROUND = ("auto-round", "auto_round", "intel/auto-round")
+"""Spellings of one method."""
 _STORED = {"fp8": "fp8", "gguf": "gguf", "mxfp4": "mxfp4", "awq": "int4", "fbgemm_fp8": "fp8", "modelopt_fp4": "fp4"}
 _MODELOPT = {"FP8": "fp8", "NVFP4": "fp4", "FP8_PER_CHANNEL_PER_TOKEN": "fp8"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,7 @@ from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.gguf.blocks import BLOCK_TYPES, BY_NAME, BlockType
 from pagefleet_engine.gguf.file import read_gguf
 from pagefleet_engine.gguf.folder import folder_of
-from pagefleet_engine.layers.quantization.block_slots import BlockMatrix, BlockSlots, StackedMatrix, packed_weights
-from pagefleet_engine.layers.quantization.packed import PackedMatrix
+from pagefleet_engine.layers.quantization.block_slots import BlockSlots, BlocksMatrix, packed_weights
 from pagefleet_engine.layers.quantization_scheme import BlockScheme
 from pagefleet_engine.layers.shard import shard_of
 from pagefleet_engine.layers.weight import Placement
@@ -49,8 +49,38 @@ _GEMMA3 = {
     "layer_types": [f"{'full' if layer == 5 else 'sliding'}_attention" for layer in range(7)],
     "query_pre_attn_scalar": 32,
 }
-_CONFIGS: dict[str, dict[str, Any]] = {"gemma2": {"query_pre_attn_scalar": 32}, "gemma3_text": _GEMMA3}
-_SHAPES = {"gemma3_text": {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}}
+_COHERE2 = {
+    "num_hidden_layers": 5,
+    "layer_types": [f"{'full' if layer == 3 else 'sliding'}_attention" for layer in range(5)],
+    "sliding_window": 6,
+}
+_CONFIGS: dict[str, dict[str, Any]] = {
+    "gemma2": {"query_pre_attn_scalar": 32},
+    "gemma3_text": _GEMMA3,
+    "cohere": {"use_qk_norm": True},
+    "cohere2": _COHERE2,
+    "glm4_moe": {"n_group": 1, "topk_group": 1, "attention_bias": True},
+}
+_WIDTHS: dict[str, dict[str, int]] = {
+    "qwen2_moe": {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 96},
+    "glm4_moe": {"moe_intermediate_size": 64},
+    "granitemoe": {"intermediate_size": 64},
+}
+"""Of whole blocks."""
+_SHAPES: dict[str, dict[str, Any]] = {
+    "gemma3_text": {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
+    "glm4_moe": {"rope.dimension_count": 16},
+    "gpt_oss": {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 128,
+    },
+    "phi3": {
+        "rope.dimension_count": 16,
+        "rope.scaling.original_context_length": 512,
+        "rope.scaling.attn_factor": (1 + math.log(8) / math.log(512)) ** 0.5,
+    },
+}
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
@@ -61,13 +91,32 @@ def test_logits_are_those_of_the_checkpoint(kind: str, make_checkpoint: Make, tm
     torch.testing.assert_close(found, logits(checkpoint), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["phi3", "granite", "cohere", "qwen2_moe", "glm4_moe", "granitemoe", "gpt_oss"])
+def test_layers_in_blocks_are_found_by_their_names(kind: str, make_checkpoint: Make, tmp_path: Path) -> None:
+    """Else they would be expanded as they are read, and compiled kernels would change nothing."""
+    widths = _WIDTHS.get(kind, {})
+    checkpoint = make_checkpoint(kind, **_CONFIGS.get(kind, {}) | widths)
+    write_gguf(checkpoint, tmp_path / "model.gguf", matrices=Type.Q8_0, shape=_SHAPES.get(kind))
+    folder = folder_of(tmp_path / "model.gguf", tmp_path / "cache", with_tokenizer=True)
+    schemes = read_arch(folder).quantization
+    assert schemes is not None
+    of_types = {rule.scheme for rule in schemes.rules}
+    assert of_types == {BlockScheme(("Q8_0",))}
+    named = [name.removesuffix(".weight") for name in gguf_sources(folder)[0].names if "_proj" in name]
+    assert {schemes.scheme([name]) for name in named if "bias" not in name} == of_types
+    # Random weights this wide, and choices of experts, make much of the rounding of inputs.
+    found, expected = logits(folder, native=native_library()), logits(folder)
+    assert not torch.equal(found, expected)
+    assert (found - expected).norm() < 0.2 * expected.norm()
+
+
 @pytest.mark.parametrize("name", [kind.name for kind in BLOCK_TYPES.values() if kind.plain is None])
 def test_compiled_kernels_multiply_what_blocks_stand_for(name: str) -> None:
     """Of two projections of different types, by inputs that are rounded to 8 bits."""
     kinds, inputs, outputs = (BY_NAME[name], BY_NAME["Q6_K"]), 512, 96
     place = replace(Placement(torch.float32, torch.device("cpu"), False), native=native_library(), path="layer.up_proj")
     stored = [random_blocks(kind, outputs, inputs) for kind in kinds]
-    installed: list[PackedMatrix | BlockMatrix | StackedMatrix] = []
+    installed: list[BlocksMatrix] = []
     slots = BlockSlots(BlockScheme((name, "Q6_K")), shard_of(inputs), (shard_of(outputs),) * 2, place, installed.append)
     for part, blocks in enumerate(stored):
         slots.slots["weight"].fill(part, blocks)
@@ -101,13 +150,36 @@ def test_experts_stay_in_their_blocks(kind: str, make_checkpoint: Make, tmp_path
     assert (found - expected).norm() < 0.01 * expected.norm()
 
 
+def test_experts_in_codes_of_4_bits(make_checkpoint: Make, tmp_path: Path) -> None:
+    """A layer of them is what their products one by one are, and these are what the codes stand for."""
+    checkpoint = make_checkpoint("qwen3_moe", moe_intermediate_size=64)
+    write_gguf(checkpoint, tmp_path / "model.gguf", matrices=Type.Q8_0, types={"_exps": Type.MXFP4})
+    folder = folder_of(tmp_path / "model.gguf", tmp_path / "cache", with_tokenizer=True)
+    found = logits(folder, native=native_library())
+    with experts_one_by_one():
+        expected = logits(folder, native=native_library())
+    assert not torch.equal(found, expected)
+    assert (found - expected).norm() < 0.01 * expected.norm()
+    assert (expected - logits(folder)).norm() < 0.1 * expected.norm()
+
+
+def test_experts_with_biases_are_refused_where_no_kernel_adds_them(make_checkpoint: Make, tmp_path: Path) -> None:
+    write_gguf(make_checkpoint("gpt_oss"), tmp_path / "model.gguf", matrices=Type.Q8_0, shape=_SHAPES["gpt_oss"])
+    with pytest.raises(ModelLoadError, match="experts with biases in 8 bits are not run on a GPU"):
+        logits(folder_of(tmp_path / "model.gguf", tmp_path / "cache", with_tokenizer=True), use_kernels=True)
+
+
 def random_blocks(kind: BlockType, rows: int, columns: int) -> Tensor:
     """Any numbers, in scales of a size that weights have."""
     random = np.random.default_rng(kind.num_bytes)
     blocks = random.integers(0, 256, (rows * columns // kind.numbers, kind.num_bytes), np.uint8)
     scales = random.uniform(0.001, 0.01, (len(blocks), 2)).astype(np.float16).view(np.uint8)
-    if kind.name == "Q6_K":
+    if kind.name in ("Q3_K", "Q6_K"):
         blocks[:, -2:] = scales[:, :2]
+    elif kind.name == "Q2_K":
+        blocks[:, -4:] = scales
+    elif kind.name == "MXFP4":
+        blocks[:, 0] = random.integers(110, 124, len(blocks))
     elif kind.name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K"):
         blocks[:, :4] = scales
     else:

@@ -8,10 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagefleet_engine.gguf.blocks import BY_NAME, BlockType
-from pagefleet_engine.layers.quantization.block_slots import packed_weights
+from pagefleet_engine.layers.quantization.block_slots import SIZES, packed_weights
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.native.blocks import KINDS, decode_blocks, lay_out_blocks
 from pagefleet_kernels.native.quantized import lay_out
+from pagefleet_kernels.packed_matmul import PackedWeights
 from pagefleet_protocol.model_config import gguf_config
 from pagefleet_protocol.model_config.gguf_header import KINDS as BY_NUMBER
 from torch import Tensor
@@ -47,7 +48,9 @@ def _halves_of(kind: BlockType) -> tuple[int, ...]:
 def test_a_matrix_is_laid_out_as_by_torch(name: str, rows: int, blocks: int, seed: int, which: int) -> None:
     kind, library = BY_NAME[name], SETS[which % len(SETS)]
     stored = random_blocks(kind, rows, blocks if kind.numbers == 32 else 1 + blocks % 3, seed)
-    found, expected = lay_out_blocks(library, KINDS[name], stored), lay_out(packed_weights(stored, kind))
+    weights = packed_weights(stored, kind)
+    assert isinstance(weights, PackedWeights)
+    found, expected = lay_out_blocks(library, KINDS[name], stored), lay_out(weights)
     assert found is not None
     assert found[2:] == expected[2:]
     assert torch.equal(found.row_scales_O.view(torch.int32), expected.row_scales_O.view(torch.int32))
@@ -77,11 +80,11 @@ def test_a_scale_that_is_no_number_is_noticed_anywhere(name: str) -> None:
 
 def test_all_say_the_same_of_each_kind() -> None:
     """The kernels, the file's reader, and who plans for a model before it is here."""
-    assert {name: (kind.number, kind.numbers, kind.num_bytes) for name, kind in KINDS.items()} == {
+    assert {name: (kind.number, kind.numbers, kind.num_bytes) for name, kind in SIZES.items()} == {
         kind.name: (number, kind.numbers, kind.num_bytes) for number, kind in BY_NUMBER.items() if kind.numbers > 1
     }
     for name, (on_cpu, _) in gguf_config.KEPT.items():
-        assert KINDS[name].packed_bytes == on_cpu
+        assert SIZES[name].packed_bytes == on_cpu
 
 
 def test_what_is_no_whole_blocks_is_refused() -> None:

@@ -82,6 +82,24 @@ def test_logits_are_those_of_transformers_with_what_the_numbers_mean(how: Packed
     torch.testing.assert_close(logits(load(folder)), expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("packing", "how"),
+    [
+        ("auto_round:auto_gptq", Packed("gptq", 2, zeros=True)),
+        ("auto_round", Packed("gptq_v2", zeros=True)),
+        ("auto_round:auto_awq", Packed("awq", zeros=True)),
+    ],
+)
+def test_autoround_s_packings_are_those_of_others(packing: str, how: Packed, packed: Callable[..., Path]) -> None:
+    rules = {
+        "extra_config": {"model.layers.0.self_attn.o_proj": {"bits": 16}},
+        "block_name_to_quantize": "model.layers",
+    }
+    said = {"quant_method": "auto-round", "packing_format": packing, "sym": False, "data_type": "int", **rules}
+    folder = packed(how, config=said, kept="layers.0.self_attn.o_proj")
+    torch.testing.assert_close(logits(load(folder)), logits(load(Path(f"{folder}-plain"))), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("how", FORMATS, ids=str)
 def test_compiled_kernels_give_the_logits_of_expanded_weights(how: Packed, packed: Callable[..., Path]) -> None:
     """But for the rounding of inputs to 8 bits."""

@@ -147,6 +147,12 @@ def test_layers_that_awq_leaves_out() -> None:
     assert packed(config, "model.layers.30.mlp.gate_proj") is not None
 
 
+def test_awq_has_zero_points_in_the_file_even_where_all_are_the_same() -> None:
+    found = packed(Packed("awq", zeros=True).config() | {"zero_point": False})
+    assert found is not None
+    assert found.zero_points
+
+
 def test_layers_that_gptq_names() -> None:
     within = {"modules_in_block_to_quantize": [["self_attn.q_proj", "self_attn.o_proj"], ["mlp.down_proj"]]}
     config = Packed("gptq").config() | within
@@ -171,6 +177,51 @@ def test_rules_of_gptq_for_some_layers() -> None:
         "int4 weights per group of 32 (gptq)",
         "int3 weights per group of 32 (gptq)",
     ]
+
+
+AUTOROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": False, "data_type": "int"}
+
+
+@pytest.mark.parametrize(
+    ("packing", "said"),
+    [
+        ("auto_round:auto_gptq", "int4 weights per group of 32, zero points (gptq)"),
+        ("auto_round:gptq", "int4 weights per group of 32, zero points (gptq)"),
+        ("auto_round", "int4 weights per group of 32, zero points (gptq_v2)"),
+        ("auto_round:gptqmodel", "int4 weights per group of 32, zero points (gptq_v2)"),
+        ("autoround:exllamav2", "int4 weights per group of 32, zero points (gptq_v2)"),
+        ("auto_round:auto_awq", "int4 weights per group of 32, zero points (awq)"),
+        (None, "int4 weights per group of 32, zero points (gptq)"),
+    ],
+)
+@pytest.mark.parametrize("method", ["auto-round", "intel/auto-round"])
+def test_packings_of_autoround(method: str, packing: str | None, said: str) -> None:
+    found = packed(AUTOROUND | {"quant_method": method, "packing_format": packing})
+    assert found is not None
+    assert found.describe() == said
+
+
+def test_rules_of_autoround_for_some_layers() -> None:
+    """One by its name counts more than an expression, which is sought anywhere in a name."""
+    extra = {
+        "model.language_model.layers.0.mlp.down_proj": {"bits": 8, "group_size": -1, "sym": True},
+        r".*down_proj$": {"bits": 2},
+        "mlp.gate": {"bits": 16, "data_type": "float"},
+        "layers.[23].mlp": {"bits": 16},
+    }
+    config = AUTOROUND | {"extra_config": extra, "block_name_to_quantize": "model.language_model.layers, visual.blocks"}
+    said = {
+        "0.mlp.down_proj": "int8 weights per row (gptq)",
+        "1.mlp.down_proj": "int2 weights per group of 32, zero points (gptq)",
+        "1.mlp.gate_proj": "int4 weights per group of 32, zero points (gptq)",
+        "1.mlp.gate": None,
+        "2.mlp.gate_proj": None,
+        "3.self_attn.o_proj": "int4 weights per group of 32, zero points (gptq)",
+    }
+    found = {name: packed(config, f"model.layers.{name}") for name in said}
+    assert {name: one and one.describe() for name, one in found.items()} == said
+    assert packed(config, "model.merger.up_proj") is None
+    assert packed(config, "lm_head") is None
 
 
 def test_the_arch_carries_it() -> None:
@@ -295,9 +346,13 @@ def test_dynamic_scales_of_the_whole_step_become_those_of_tokens() -> None:
         (group({"dynamic": True}, format="pack-quantized"), "weights are quantized at run time"),
         ({"quant_method": "awq", "version": "gemv"}, "version of AWQ is gemv"),
         ({"quant_method": "awq", "bits": 8}, "AWQ of 8 bits"),
-        ({"quant_method": "awq", "zero_point": False}, "AWQ without zero points"),
         ({"quant_method": "awq", "group_size": 0}, "group_size is 0"),
         ({"quant_method": "gptq", "bits": 5}, "GPTQ of 5 bits"),
+        (AUTOROUND | {"data_type": "mx_fp"}, "AutoRound of mx_fp with inputs of 16 bits"),
+        (AUTOROUND | {"act_bits": 8}, "AutoRound of int with inputs of 8 bits"),
+        (AUTOROUND | {"packing_format": "auto_round:fp8_static"}, "packing_format of AutoRound is auto_round:fp8"),
+        (AUTOROUND | {"bits": 2, "packing_format": "auto_round:awq"}, "AWQ of 2 bits"),
+        (AUTOROUND | {"extra_config": {"lm_head": {"bits": 4}}}, "AutoRound of the head in 4 bits"),
         ({"quant_method": "gptq", "bits": 4, "lm_head": True}, "GPTQ of the head"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format of GPTQ is marlin"),
         ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "layout of Marlin"),
@@ -351,6 +406,8 @@ def test_what_is_refused(section: dict[str, Any], said: str) -> None:
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:(": {}}}, "dynamic has '-:(', no regular expression"),
         ({"quant_method": "gptq", "bits": 4, "modules_in_block_to_quantize": [3]}, "a list of strings, or of lists"),
         ({"quant_method": "gptq"}, "bits is missing"),
+        (AUTOROUND | {"bits": None}, "bits is None; it must be an integer"),
+        (AUTOROUND | {"extra_config": {"layers.(": {"bits": 8}}}, "extra_config has 'layers.(', no regular expression"),
         (
             group({"strategy": "group", "group_size": None}, format="pack-quantized"),
             "group_size is None; it must be an integer",

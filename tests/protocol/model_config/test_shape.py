@@ -272,6 +272,7 @@ def test_a_model_that_generates_is_read(architectures: object) -> None:
         ),
         ({"quant_method": "awq", "bits": 4}, "int4"),
         ({"quant_method": "gptq", "bits": 3}, "int3"),
+        ({"quant_method": "auto-round", "bits": 2, "packing_format": "auto_round:auto_gptq"}, "int2"),
         ({"quant_method": "fbgemm_fp8"}, "fp8"),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "fp4"),

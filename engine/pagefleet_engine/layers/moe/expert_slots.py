@@ -20,7 +20,7 @@ from pagefleet_engine.layers.quantization.form import Form, form_on
 from pagefleet_engine.layers.quantization.mxfp4 import Mxfp4Matrix, check_scales, mxfp4_columns, mxfp4_kept
 from pagefleet_engine.layers.quantization_scheme import BlockScheme, CodedScheme, PackedScheme, QuantizationScheme
 from pagefleet_engine.layers.shard import Shard, shard_of, stacked
-from pagefleet_engine.layers.weight import Kept, Placement, Weight
+from pagefleet_engine.layers.weight import Kept, Placement, Weight, parts_of
 
 InstallExpert = Callable[[int, Matrix], None]
 """Gets each expert's matrix, with the expert's number, once."""
@@ -144,22 +144,48 @@ class _Mxfp4Stack:
             self._install(place, Mxfp4Matrix(codes_OJ, scales_OC, within.dtype, self._native))
 
 
-def bias_slot(
+def bias_slots(
     name: str | Stacked,
     experts: Shard,
     outputs: tuple[int | Shard, ...],
     placement: Placement,
     install: Callable[[Tensor], None],
-) -> tuple[str, Weight]:
-    """A slot for the tensor [E, O] of all experts' biases, and its name; arguments as in `expert_slots`."""
-    assert isinstance(name, Stacked), "biases are stacked as matrices are"
+) -> Iterator[tuple[str, Weight]]:
+    """Slots for the biases of all experts, [E, O] of a tensor, and their names; arguments as in `expert_slots`.
+
+    One tensor has those of gate and up where one has their matrices.
+    """
+    if not isinstance(name, Stacked):
+        yield from _bias_slots_apart(name, experts, outputs, placement, install)
+        return
     in_turns = _order(outputs, name).in_turns
 
     def take(bias_EO: Tensor) -> None:
         install(_gate_over_up(bias_EO.t()).t().contiguous() if in_turns else bias_EO)
 
     kept = Kept(placement.dtype, is_copy=in_turns)
-    return f"{name.name}_bias", Weight((experts,), _joined(outputs, name), placement, take, kept=kept)
+    yield f"{name.name}_bias", Weight((experts,), _joined(outputs, name), placement, take, kept=kept)
+
+
+def _bias_slots_apart(
+    name: str,
+    experts: Shard,
+    outputs: tuple[int | Shard, ...],
+    placement: Placement,
+    install: Callable[[Tensor], None],
+) -> Iterator[tuple[str, Weight]]:
+    block, _, layer = name.replace(".{}", "").rpartition(".")
+    arrived: dict[int, Tensor] = {}
+
+    def take(part: int, bias_EO: Tensor) -> None:
+        arrived[part] = bias_EO.clone()  # the room that it came in is the next one's
+        if len(arrived) == len(outputs):
+            install(torch.cat([arrived.pop(one) for one in range(len(outputs))], 1))
+
+    kept = Kept(placement.dtype, is_copy=True)
+    for part, (own, rows) in enumerate(zip(parts_of(layer, len(outputs)), outputs, strict=True)):
+        slot = Weight((experts,), shard_of(rows), placement, partial(take, part), kept=kept)
+        yield f"{block}.{own}_bias", slot
 
 
 def _order(outputs: tuple[int | Shard, ...], name: Stacked) -> Stacked:

@@ -49,11 +49,11 @@ class GroupedExperts:
 
     def install_gate_up_bias(self, bias_EO: Tensor) -> None:
         """See Experts."""
-        self._gate_up.bias_EO = with_room(bias_EO, self._num_experts)
+        self._gate_up.put_bias(with_room(bias_EO, self._num_experts))
 
     def install_down_bias(self, bias_ED: Tensor) -> None:
         """See Experts."""
-        self._down.bias_EO = with_room(bias_ED, self._num_experts)
+        self._down.put_bias(with_room(bias_ED, self._num_experts))
 
     def stored(self, expert: int) -> list[Tensor]:
         """See Experts."""
@@ -79,6 +79,7 @@ class _Stack:
     """One matrix of every expert, put side by side as they come."""
 
     __slots__ = (
+        "_bias_EO",
         "_block",
         "_input_scale",
         "_num_experts",
@@ -88,7 +89,6 @@ class _Stack:
         "_scales",
         "_values_EOI",
         "_zeros_EOG",
-        "bias_EO",
     )
 
     def __init__(self, num_experts: int) -> None:
@@ -101,7 +101,7 @@ class _Stack:
         self._packed: PackedFormat | None = None
         self._zeros_EOG: Tensor | None = None
         self._order_EI: Tensor | None = None
-        self.bias_EO: Tensor | None = None
+        self._bias_EO: Tensor | None = None
 
     def put(self, expert: int, matrix: Matrix) -> None:
         """Copy an expert's matrix to its place.
@@ -130,12 +130,28 @@ class _Stack:
         if scales is not None and self._scales is not None:
             self._scales[expert].copy_(scales)
 
+    def put_bias(self, bias_EO: Tensor) -> None:
+        """Of all experts.
+
+        Raises:
+            ModelLoadError: no kernel adds them to products in this form.
+        """
+        self._bias_EO = bias_EO
+        self._check_bias()
+
+    def _check_bias(self) -> None:
+        if self._bias_EO is not None and self._packed is not None:
+            raise ModelLoadError(
+                f"experts with biases in {self._packed[0]} bits are not run on a GPU: give MXFP4 or a float type"
+            )
+
     def _take_packed(self, expert: int, matrix: PackedMatrix) -> tuple[Tensor, Tensor]:
         """Numbers and scales; zero points and the order of columns are put in their places."""
         weights = matrix.weights
         if matrix.rounding is not None:
             raise ModelLoadError(_ROUNDED)
         self._packed = weights.bits, weights.group
+        self._check_bias()
         if weights.zeros_OG is not None:
             if self._zeros_EOG is None:
                 self._zeros_EOG = weights.zeros_OG.new_empty(self._num_experts, *weights.zeros_OG.shape)
@@ -160,7 +176,7 @@ class _Stack:
             torch.maximum(self._input_scale, next(stored), out=self._input_scale)
 
     def _of_each(self) -> list[Tensor]:
-        parts = (self._values_EOI, self._scales, self._zeros_EOG, self._order_EI, self.bias_EO)
+        parts = (self._values_EOI, self._scales, self._zeros_EOG, self._order_EI, self._bias_EO)
         return [one for one in parts if one is not None]
 
     def product(self, x_RI: Tensor, experts_RK: Tensor, blocks: ExpertBlocks, gate: Gate | None = None) -> Tensor:
@@ -171,7 +187,7 @@ class _Stack:
             if self._order_EI is not None:
                 x_RI, top_k = order_inputs(x_RI, self._order_EI, experts_RK), 1
             return self._packed_product(self._packed, x_RI, blocks, top_k, gate)
-        weights = ExpertWeights(self._values_EOI, self._scales, self._block, self.bias_EO)
+        weights = ExpertWeights(self._values_EOI, self._scales, self._block, self._bias_EO)
         rounded = x_RI if self._rounding is None else quantize(x_RI, self._rounding)
         return grouped_matmul(rounded, weights, blocks, x_RI.dtype, top_k=top_k, gate=gate)
 

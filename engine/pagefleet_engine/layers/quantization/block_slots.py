@@ -11,15 +11,17 @@ from fractions import Fraction
 from itertools import accumulate, pairwise
 
 import torch
-from pagefleet_kernels.native.blocks import KINDS, lay_out_blocks
+from pagefleet_kernels.coded_matmul import CodedWeights
+from pagefleet_kernels.native.blocks import KINDS, BlockKind, lay_out_blocks
 from pagefleet_kernels.native.library import Library
-from pagefleet_kernels.native.quantized import PackedProduct
+from pagefleet_kernels.native.quantized import MIDDLE, OFFSETS, PackedProduct
 from pagefleet_kernels.packed_matmul import PackedWeights, pack_numbers
 from torch import Tensor
 
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.gguf.blocks import BY_NAME, BlockType
 from pagefleet_engine.layers.linear_kernel import LinearKernel
+from pagefleet_engine.layers.quantization.coded import CodedMatrix
 from pagefleet_engine.layers.quantization.kernels import NativeLinear, QuantizedLinear
 from pagefleet_engine.layers.quantization.packed import PackedMatrix
 from pagefleet_engine.layers.quantization_scheme import BlockScheme
@@ -27,6 +29,15 @@ from pagefleet_engine.layers.shard import Shard
 from pagefleet_engine.layers.weight import Content, Kept, Placement, UnusableTensorError, Weight
 
 _NUMBERS_AT_ONCE = 1 << 20
+SIZES = {
+    **KINDS,
+    "Q2_K": BlockKind(10, 256, 84, 4, 16, OFFSETS),
+    "Q3_K": BlockKind(11, 256, 110, 4, 16, MIDDLE),
+    "IQ4_NL": BlockKind(20, 32, 18, 4, 32, MIDDLE),
+    "IQ4_XS": BlockKind(23, 256, 136, 4, 32, MIDDLE),
+    "MXFP4": BlockKind(39, 32, 17, 4, 32, MIDDLE),
+}
+"""What matrices of each kind become; those that are not in KINDS by way of torch."""
 _NOT_FINITE = "holds a scale that is no finite number: download the file again"
 
 
@@ -73,11 +84,14 @@ class BlockMatrix:
         return replace(self, bytes_OJ=stored[0])
 
 
+PartMatrix = PackedMatrix | CodedMatrix | BlockMatrix
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StackedMatrix:
     """Implements `layers.matrix.Matrix` by several, one after another, whose numbers are of different bits."""
 
-    parts: tuple[PackedMatrix | BlockMatrix, ...]
+    parts: tuple[PartMatrix, ...]
 
     def kernel(self, start: int, stop: int) -> LinearKernel:
         """See Matrix."""
@@ -100,12 +114,15 @@ class StackedMatrix:
 
     def of(self, stored: Sequence[Tensor]) -> StackedMatrix:
         """See Matrix."""
-        left, parts = list(stored), list[PackedMatrix | BlockMatrix]()
+        left, parts = list(stored), list[PartMatrix]()
         for part in self.parts:
             count = len(part.stored)
             parts.append(part.of(left[:count]))
             left = left[count:]
         return replace(self, parts=tuple(parts))
+
+
+BlocksMatrix = PartMatrix | StackedMatrix
 
 
 class StackedLinear(QuantizedLinear):
@@ -133,7 +150,7 @@ class BlockSlots:
         inputs: Shard,
         outputs: tuple[Shard, ...],
         placement: Placement,
-        install: Callable[[PackedMatrix | BlockMatrix | StackedMatrix], None],
+        install: Callable[[BlocksMatrix], None],
     ) -> None:
         """See `layers.matrix.matrix_slots`.
 
@@ -161,30 +178,34 @@ class BlockSlots:
         parts = self.slots["weight"].parts(whole)
         self._install(StackedMatrix(tuple(map(self._matrix, parts, self._kinds))))
 
-    def _matrix(self, bytes_OJ: Tensor, kind: BlockType) -> PackedMatrix | BlockMatrix:
+    def _matrix(self, bytes_OJ: Tensor, kind: BlockType) -> PartMatrix:
         place = self._placement
-        if place.use_kernels:
-            return PackedMatrix(packed_weights(bytes_OJ, kind), None, place.dtype)
-        assert place.native is not None, "the form is theirs"
-        return BlockMatrix(bytes_OJ, kind, place.dtype, place.native)
+        native = None if place.use_kernels else place.native
+        assert place.use_kernels or native is not None, "the form is theirs"
+        if native is not None and kind.name in KINDS:
+            return BlockMatrix(bytes_OJ, kind, place.dtype, native)
+        weights = packed_weights(bytes_OJ, kind)
+        if isinstance(weights, CodedWeights):
+            return CodedMatrix(weights, place.dtype, native)
+        return PackedMatrix(weights, None, place.dtype, native=native)
 
 
-def packed_weights(bytes_OJ: Tensor, kind: BlockType) -> PackedWeights:
+def packed_weights(bytes_OJ: Tensor, kind: BlockType) -> PackedWeights | CodedWeights:
     """The same numbers in 4 or 8 bits.
 
     Raises:
         UnusableTensorError: a scale is no finite number.
     """
     assert kind.split is not None, "plain numbers have no scales"
-    num_outputs, bits = len(bytes_OJ), KINDS[kind.name].bits
+    num_outputs, bits = len(bytes_OJ), SIZES[kind.name].bits
     num_inputs = bytes_OJ.shape[1] // kind.num_bytes * kind.numbers
     numbers = torch.empty((num_outputs, num_inputs * bits // 8), dtype=torch.uint8, device=bytes_OJ.device)
-    scales, offsets = [], []
+    scales, offsets, table = list[Tensor](), list[Tensor](), None
     at_once = max(1, _NUMBERS_AT_ONCE // num_inputs)
     for start in range(0, num_outputs, at_once):
         rows = bytes_OJ[start : start + at_once]
         parts = kind.split(rows.reshape(-1, kind.num_bytes))
-        codes_BN = parts.codes_BN
+        codes_BN, table = parts.codes_BN, parts.table
         if codes_BN.dtype == torch.int8:  # around zero becomes around the middle
             codes_BN = (codes_BN + (1 << (bits - 1)) if bits < 8 else codes_BN ^ -128).view(torch.uint8)
         numbers[start : start + at_once] = pack_numbers(codes_BN.view(len(rows), num_inputs), bits)
@@ -195,11 +216,14 @@ def packed_weights(bytes_OJ: Tensor, kind: BlockType) -> PackedWeights:
     offsets_OG = torch.cat(offsets) if offsets else None
     if not all(bool(part.isfinite().all()) for part in (scales_OG, *offsets)):
         raise UnusableTensorError(_NOT_FINITE)
-    return PackedWeights(numbers, scales_OG, None, bits, num_inputs // scales_OG.shape[1], offsets_OG)
+    group = SIZES[kind.name].group
+    if table is not None:
+        return CodedWeights(numbers, table, scales_OG, None, group)
+    return PackedWeights(numbers, scales_OG, None, bits, group, offsets_OG)
 
 
 def _kept_bytes(kind: BlockType, *, native: bool) -> Fraction:
     """For each byte in the file, as compiled kernels have a matrix, or those of a GPU with scales in 32 bits."""
-    ours = KINDS[kind.name]
+    ours = SIZES[kind.name]
     kept = ours.packed_bytes if native else kind.numbers * ours.bits // 8 + 4 * kind.numbers // ours.group
     return Fraction(kept, kind.num_bytes)

@@ -1,0 +1,190 @@
+"""What the metadata of each kind of model in GGUF become in config.json.
+
+Source: llama.cpp's converter, and what it takes for granted where it reads a kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pagefleet_protocol.model_config.gguf_fields import GgufFields, GgufModel
+
+_GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3_text": 62}
+"""Those scale queries by the width of the model over its heads, and the file does not say so."""
+_COHERE2_PERIOD = 4
+"""Layers of which the last sees everything."""
+_RMS, _LAYER_NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
+
+
+def of_kind(model_type: str, model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that not all kinds have; `config`: those that they have.
+
+    Raises:
+        ModelConfigError: something is missing, or is not run.
+    """
+    found = _READERS[model_type](model, fields, config)
+    eps = "layer_norm_eps" if model_type.startswith("cohere") else "rms_norm_eps"
+    return {eps: fields.number(_LAYER_NORM if eps == "layer_norm_eps" else _RMS)} | found
+
+
+def num_layers(fields: GgufFields) -> int:
+    """Without those that only draft (multi-token prediction)."""
+    return fields.count("block_count") - fields.count("nextn_predict_layers", 0, low=0)
+
+
+def _llama(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    if fields.has("attention.temperature_scale"):
+        raise fields.refusal("attention.temperature_scale", "asks for queries that grow, which is not run")
+    return {}
+
+
+def _alike(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {}
+
+
+def _mixtral(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"num_local_experts": fields.count("expert_count"), "sliding_window": None} | _chosen(fields)
+
+
+def _qwen_experts(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    width = _rows(model, "blk.0.ffn_gate_exps.weight")
+    return {
+        "num_experts": fields.count("expert_count"),
+        "moe_intermediate_size": fields.count("expert_feed_forward_length", width),
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    } | _chosen(fields)
+
+
+def _qwen2_moe(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    width = _rows(model, "blk.0.ffn_gate_shexp.weight")
+    return _qwen_experts(model, fields, config) | {
+        "shared_expert_intermediate_size": fields.count("expert_shared_feed_forward_length", width),
+        "norm_topk_prob": False,
+    }
+
+
+def _olmoe(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"num_experts": fields.count("expert_count"), "norm_topk_prob": False} | _chosen(fields)
+
+
+def _olmo2(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    if fields.has("attention.sliding_window"):
+        raise fields.refusal("attention.sliding_window", "is of OLMo 3, which is not run")
+    return {}
+
+
+def _gemma(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Of Gemma 2 and 3."""
+    kind, scalar = config["model_type"], config["head_dim"]
+    if config["num_hidden_layers"] == _GEMMA_27B_LAYERS[kind]:
+        scalar = config["hidden_size"] // config["num_attention_heads"]
+    window = fields.count("attention.sliding_window", 4096 if kind == "gemma2" else 1024)
+    found: dict[str, Any] = {"query_pre_attn_scalar": scalar, "sliding_window": window}
+    if kind == "gemma2":
+        found["attn_logit_softcapping"] = fields.number("attn_logit_softcapping", 50.0)
+        found["final_logit_softcapping"] = fields.number("final_logit_softcapping", 30.0)
+    else:
+        found["rope_theta"] = fields.number("rope.freq_base", 1_000_000.0)
+        found["rope_local_base_freq"] = 10_000.0
+    return found
+
+
+def _granite(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "attention_multiplier": fields.number("attention.scale", config["head_dim"] ** -0.5),
+        "embedding_multiplier": fields.number("embedding_scale", 1.0),
+        "residual_multiplier": fields.number("residual_scale", 1.0),
+        "logits_scaling": fields.number("logit_scale", 1.0),
+    }
+
+
+def _granite_moe(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    own = {"num_local_experts": fields.count("expert_count"), "experts_apart": True}
+    return _granite(model, fields, config) | own | _chosen(fields)
+
+
+def _gpt_oss(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Where its rotation is stretched, it begins and ends between two pairs of a head."""
+    scaling = config.get("rope_scaling")
+    return {
+        "num_local_experts": fields.count("expert_count"),
+        "experts_apart": True,
+        "intermediate_size": fields.count("expert_feed_forward_length", config["intermediate_size"]),
+        "sliding_window": fields.count("attention.sliding_window"),
+        "attention_bias": "blk.0.attn_q.bias" in model.tensors,
+        "rope_scaling": {"rope_type": "default"} if scaling is None else {**scaling, "truncate": False},
+    } | _chosen(fields)
+
+
+def _cohere(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "logit_scale": fields.number("logit_scale"),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in model.tensors,
+    }
+
+
+def _cohere2(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "logit_scale": fields.number("logit_scale"),
+        "sliding_window": fields.count("attention.sliding_window"),
+        "sliding_window_pattern": _COHERE2_PERIOD,
+    }
+
+
+def _phi3(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    window = fields.count("attention.sliding_window", 0, low=0)
+    length = config["max_position_embeddings"]
+    return {
+        "sliding_window": window or None,
+        "original_max_position_embeddings": fields.count("rope.scaling.original_context_length", length),
+    }
+
+
+def _glm4_moe(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "n_routed_experts": fields.count("expert_count"),
+        "n_shared_experts": fields.count("expert_shared_count", 1, low=0),
+        "moe_intermediate_size": fields.count("expert_feed_forward_length"),
+        "first_k_dense_replace": fields.count("leading_dense_block_count", 0, low=0),
+        "routed_scaling_factor": fields.number("expert_weights_scale", 1.0),
+        "norm_topk_prob": fields.flag("expert_weights_norm", True),
+        "n_group": 1,
+        "topk_group": 1,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in model.tensors,
+        "num_nextn_predict_layers": fields.count("nextn_predict_layers", 0, low=0),
+    } | _chosen(fields)
+
+
+def _chosen(fields: GgufFields) -> dict[str, Any]:
+    return {"num_experts_per_tok": fields.count("expert_used_count")}
+
+
+def _rows(model: GgufModel, name: str) -> int | None:
+    """Of a matrix, or of each of a stack; None: the file has none of that name."""
+    tensor = model.tensors.get(name)
+    return None if tensor is None or len(tensor.shape) < 2 else tensor.shape[-2]
+
+
+_READERS: Mapping[str, Callable[[GgufModel, GgufFields, Mapping[str, Any]], dict[str, Any]]] = {
+    "llama": _llama,
+    "mixtral": _mixtral,
+    "qwen2": _alike,
+    "qwen2_moe": _qwen2_moe,
+    "qwen3": _alike,
+    "qwen3_moe": _qwen_experts,
+    "gemma": _alike,
+    "gemma2": _gemma,
+    "gemma3_text": _gemma,
+    "granite": _granite,
+    "granitemoe": _granite_moe,
+    "cohere": _cohere,
+    "cohere2": _cohere2,
+    "olmo2": _olmo2,
+    "olmoe": _olmoe,
+    "phi3": _phi3,
+    "glm4_moe": _glm4_moe,
+    "gpt_oss": _gpt_oss,
+}
