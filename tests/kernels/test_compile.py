@@ -24,6 +24,7 @@ KERNELS = {
     "_count_kernel",
     "_draw_kernel",
     "_flag_nonfinite_kernel",
+    "_grouped_coded_kernel",
     "_grouped_kernel",
     "_grouped_mxfp4_kernel",
     "_grouped_packed_kernel",
@@ -75,6 +76,7 @@ FEW_BYTES, FEW_REGISTERS = 64, 128
 """Of a thread: with no more registers than that, the assembler keeps the device fuller by putting down a few values."""
 MULTIPLY = {
     "_coded_matmul_kernel",
+    "_grouped_coded_kernel",
     "_grouped_kernel",
     "_grouped_mxfp4_kernel",
     "_grouped_packed_kernel",
