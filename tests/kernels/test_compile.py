@@ -68,7 +68,13 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 SHARED_KIB = {90: 227, 80: 99}
 LARGE = (
     *(f"groups:{head_dim}" for head_dim in (64, 80, 96, 128, 192, 256)),
-    *("attention:80:float16", "attention:128:float32", "attention:128:bfloat16", "attention:256:bfloat16"),
+    *(
+        "attention:80:float16",
+        "attention:80:bfloat16",
+        "attention:128:float32",
+        "attention:128:bfloat16",
+        "attention:256:bfloat16",
+    ),
     *("latents", "products", "experts", "others"),
 )
 MOST_REGISTERS = 254
