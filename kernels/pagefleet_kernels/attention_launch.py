@@ -5,7 +5,7 @@ Shapes: T query tokens, S sequences, N query heads, K key heads, H head dim, B b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,7 +17,7 @@ from pagefleet_kernels.fp8 import E5M2, FP8, as_bytes, fp8_form, has_native_fp8
 from pagefleet_kernels.layout import split_kv
 from pagefleet_kernels.paged_softmax import LOG2_E, needs_upcast
 from pagefleet_kernels.score_rule import ScoreRule
-from pagefleet_kernels.tuning import WHOLE, AttentionTile, Splits, padded_head_dim
+from pagefleet_kernels.tuning import MIN_DOT_SIDE, WHOLE, AttentionTile, Splits, padded_head_dim
 
 MERGED_AT_ONCE = 16
 """Parts that a program of the merge holds; more take further rounds of it."""
@@ -150,8 +150,16 @@ def long_launch(
     if queries.kv_cache.dtype == FP8 and not has_native_fp8(queries.q_TNH.device):
         wanted = min(wanted, MOST_ROWS_OF_CODES)
     tile = tile.with_rows(max(wanted, queries.group))
+    if tile.block_m >= _TALL and _takes_all_registers(queries):
+        tile = replace(tile, block_n=max(MIN_DOT_SIDE, tile.block_n // 2))
     block_q = tile.block_m // queries.group
     return Launch(rows=LONG, tile=tile, block_q=block_q, short_len=short_len, prefix_len=prefix_len)
+
+
+def _takes_all_registers(queries: PagedQueries) -> bool:
+    """Of tall tiles: masked heads do whose 8 bits become float16, so these have fewer keys."""
+    is_float16 = queries.q_TNH.dtype == torch.float16
+    return is_float16 and _is_masked(queries.q_TNH.shape[2]) and queries.kv_cache.dtype in (FP8, E5M2)
 
 
 def short_launch(queries: PagedQueries, tile: AttentionTile, splits: Splits, *, prefix_len: int = 0) -> Launch:
@@ -238,8 +246,12 @@ def run(
 def _registers(head_dim: int, num_rows: int = 1) -> dict[str, int]:
     """Options of the launch. Heads that fill no power of two are masked, which takes registers: by itself the assembler
     puts some values down then, to have one program more on a multiprocessor. Tall tiles have but one there anyway."""
-    is_masked = head_dim != padded_head_dim(head_dim) and num_rows < _TALL
-    return {"maxnreg": _ALL_REGISTERS} if is_masked and torch.version.hip is None else {}
+    is_wanted = _is_masked(head_dim) and num_rows < _TALL
+    return {"maxnreg": _ALL_REGISTERS} if is_wanted and torch.version.hip is None else {}
+
+
+def _is_masked(head_dim: int) -> bool:
+    return head_dim != padded_head_dim(head_dim)
 
 
 def run_short(launch: Launch, out_TNH: torch.Tensor, queries: PagedQueries, rule: ScoreRule) -> None:

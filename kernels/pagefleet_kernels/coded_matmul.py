@@ -98,7 +98,7 @@ def coded_matmul(
 
     `tile` asks for the Triton kernel with this launch.
     """
-    _check(x_TI, weights, bias_O)
+    check_coded(x_TI, weights, bias_O)
     if choose_backend(x_TI.device, backend) == "torch":
         sums_TO = x_TI.float() @ weights.dequantize().t()
         return (sums_TO if bias_O is None else sums_TO + bias_O.float()).to(x_TI.dtype)
@@ -107,7 +107,8 @@ def coded_matmul(
     return _triton_matmul(x_TI, weights, bias_O, tile)
 
 
-def _check(x_TI: torch.Tensor, weights: CodedWeights, bias_O: torch.Tensor | None) -> None:
+def check_coded(x_TI: torch.Tensor, weights: CodedWeights, bias_O: torch.Tensor | None) -> None:
+    """Raises UnsupportedShapeError where no kernel has the product."""
     num_outputs, num_inputs, group = weights.num_outputs, weights.num_inputs, weights.group
     if x_TI.dim() != 2 or x_TI.shape[1] != num_inputs or x_TI.stride(1) != 1 or x_TI.dtype not in _FLOATS:
         raise UnsupportedShapeError(
@@ -153,7 +154,7 @@ def _triton_matmul(
         INPUTS=num_inputs,
         GROUP=weights.group,
         E2M1=weights.table is None,
-        SCALE_BITS=_scale_bits(weights.scales_OG.dtype),
+        SCALE_BITS=scale_bits(weights.scales_OG.dtype),
         HAS_FACTOR=weights.factor_O is not None,
         HAS_BIAS=bias_O is not None,
         NATIVE=has_native_fp8(x_TI.device),
@@ -168,7 +169,7 @@ def _triton_matmul(
     return out_TO
 
 
-def _scale_bits(dtype: torch.dtype) -> int:
+def scale_bits(dtype: torch.dtype) -> int:
     """Of a scale's fraction, by which kernels know its type."""
     return {torch.float32: 23, FP8: 3, torch.uint8: 0}[dtype]
 
@@ -218,19 +219,39 @@ def _coded_matmul_kernel(  # type: ignore[no-untyped-def]
         for half in tl.static_range(2):
             x = tl.load(x_tile_ptr + start + 16 * half, mask=inside_m[:, None] & inside[None, :], other=0.0)
             column = (start + k + 16 * half) // GROUP
-            scale = _decode_scale(tl.load(scale_row_ptr + column[:, None], mask=mask, other=0), SCALE_BITS, NATIVE)
-            weight = _decode((codes >> (4 * half)) & 15, table_ptr, E2M1) * scale
-            if IEEE:  # the interpreter would multiply the bit patterns of bfloat16
-                rounded = weight.to(x.dtype).to(tl.float32)
-                sums = tl.dot(x.to(tl.float32), rounded, sums, input_precision="ieee")
-            else:
-                sums = tl.dot(x, weight.to(x.dtype), sums, input_precision="ieee")
+            sums = multiply_codes(
+                x, (codes >> (4 * half)) & 15, scale_row_ptr + column[:, None], mask, sums, table_ptr,
+                E2M1, SCALE_BITS, NATIVE, IEEE,
+            )  # fmt: skip
     if HAS_FACTOR:
         sums *= tl.load(factor_ptr + n, mask=inside_n, other=0.0)[None, :]
     if HAS_BIAS:
         sums += tl.load(bias_ptr + n, mask=inside_n, other=0.0).to(tl.float32)[None, :]
     out_tile_ptr = out_ptr + m.to(tl.int64)[:, None] * OUTPUTS + n[None, :]
     tl.store(out_tile_ptr, sums.to(out_ptr.dtype.element_ty), mask=inside_m[:, None] & inside_n[None, :])
+
+
+@jit()
+def multiply_codes(  # type: ignore[no-untyped-def]
+    x,
+    codes,
+    scale_ptr,
+    mask,
+    sums,
+    table_ptr,
+    E2M1: tl.constexpr,
+    SCALE_BITS: tl.constexpr,
+    NATIVE: tl.constexpr,
+    IEEE: tl.constexpr,
+):
+    """`sums` and the product of a tile of rows with the numbers that codes from 0 to 15 and their scales stand for."""
+    scale = _decode_scale(tl.load(scale_ptr, mask=mask, other=0), SCALE_BITS, NATIVE)
+    weight = (_decode(codes, table_ptr, E2M1) * scale).to(x.dtype)
+    if IEEE:  # the interpreter would multiply the bit patterns of bfloat16
+        sums = tl.dot(x.to(tl.float32), weight.to(tl.float32), sums, input_precision="ieee")
+    else:
+        sums = tl.dot(x, weight, sums, input_precision="ieee")
+    return sums
 
 
 @jit()

@@ -12,52 +12,60 @@ import torch
 
 from pagefleet_kernels import reference_experts
 from pagefleet_kernels._triton import COMPILE_OPTIONS, INTERPRETED, jit, next_power_of_2, tl
+from pagefleet_kernels.coded_matmul import CodedWeights
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.early_launch import early_launch, wait_for_inputs
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.expert_gates import Gate
 from pagefleet_kernels.expert_tiles import begin_tile, end_tile
 from pagefleet_kernels.experts import ExpertBlocks
-from pagefleet_kernels.packed_matmul import RUN, PackedWeights, check_packed, inputs_of, multiply_numbers
+from pagefleet_kernels.fp8 import FP8, as_bytes, has_native_fp8
+from pagefleet_kernels.packed_matmul import RUN, PackedWeights, check_packed, inputs_of, load_inputs, multiply_numbers
+from pagefleet_kernels.quantize import Activations, Quantized
 from pagefleet_kernels.tuning import launch_table, tile_warps
 
 _MANY_ROWS = 64
 
 
 def grouped_packed_matmul(
-    x_RI: torch.Tensor,
+    x: Activations,
     weights: PackedWeights,
     num_experts: int,
     blocks: ExpertBlocks,
+    out_dtype: torch.dtype,
     *,
     top_k: int = 1,
     gate: Gate | None = None,
     backend: Backend | None = None,
 ) -> torch.Tensor:
-    """As `experts.grouped_matmul` without biases, in x's dtype; `weights` has the experts' rows one after another."""
-    check_packed(x_RI, weights, None)
-    num_rows = weights.numbers.shape[0] // num_experts
-    if weights.numbers.shape[0] % num_experts or len(x_RI) * top_k != blocks.num_pairs:
-        raise UnsupportedShapeError(
-            f"{len(x_RI)} rows of {top_k} experts and {weights.numbers.shape[0]} rows of weights must be "
-            f"{blocks.num_pairs} pairs, and as many for each of {num_experts} experts"
-        )
+    """As `experts.grouped_matmul` without biases; `weights` has the experts' rows one after another.
+
+    Inputs that were rounded, with a scale for each row, are multiplied as in `packed_rounded_matmul`; floats are of
+    `out_dtype`.
+    """
+    x_RI, scale_R1 = (x.values, x.scale) if isinstance(x, Quantized) else (x, None)
+    if scale_R1 is not None and scale_R1.shape != (len(x_RI), 1):
+        raise UnsupportedShapeError(f"{len(x_RI)} rows need a scale each, not {list(scale_R1.shape)}")
+    check_packed(x_RI, weights, None, (out_dtype,) if scale_R1 is None else (FP8, torch.int8))
+    num_rows = rows_of_each(weights, num_experts, len(x_RI) * top_k, blocks)
     num_outputs = num_rows if gate is None else num_rows // 2
-    out_PO = x_RI.new_empty((blocks.num_pairs, num_outputs))
+    out_PO = torch.empty((blocks.num_pairs, num_outputs), dtype=out_dtype, device=x_RI.device)
     if choose_backend(x_RI.device, backend) == "torch":
-        return reference_experts.grouped_packed_matmul(
-            x_RI, weights, num_rows, blocks.pairs_BM, blocks.experts_B, out_PO.zero_(), top_k, gate
+        return reference_experts.grouped_few_bits_matmul(
+            x_RI, scale_R1, weights, num_rows, blocks.pairs_BM, blocks.experts_B, out_PO.zero_(), top_k, gate
         )
     if out_PO.numel() == 0:
         return out_PO
     tile, group, num_inputs, num_blocks = blocks.tile, weights.group or 0, weights.num_inputs, len(blocks.experts_B)
     block_n = tile.block_n if gate is None else max(16, tile.block_n // 2)  # of each of two products
-    if gate is not None and group and tile.block_m >= _MANY_ROWS:  # their parts are scaled apart, which takes registers
+    many_rows = _MANY_ROWS if scale_R1 is None else _MANY_ROWS // 2
+    if gate is not None and group and tile.block_m >= many_rows:  # their parts are scaled apart, which takes registers
         block_n = max(16, block_n // 2)
     block_k = max(RUN, min(64, tile.block_k) // max(1, x_RI.element_size() // 2))
     _grouped_packed_kernel[(num_blocks * -(-num_outputs // block_n),)](
         out_PO,
-        x_RI,
+        as_bytes(x_RI),
+        weights.scales_OG if scale_R1 is None else scale_R1,
         weights.numbers,
         weights.scales_OG,
         weights.scales_OG if weights.zeros_OG is None else weights.zeros_OG,
@@ -76,6 +84,9 @@ def grouped_packed_matmul(
         GATED=gate is not None,
         KIND=gate or "silu",
         HAS_ZEROS=weights.zeros_OG is not None,
+        HAS_X_SCALE=scale_R1 is not None,
+        X_IS_FP8=x_RI.dtype == FP8,
+        NATIVE=has_native_fp8(x_RI.device),
         IEEE=INTERPRETED,
         BLOCK_M=tile.block_m,
         BLOCK_N=block_n,
@@ -86,6 +97,20 @@ def grouped_packed_matmul(
         **COMPILE_OPTIONS,
     )
     return out_PO
+
+
+def rows_of_each(weights: PackedWeights | CodedWeights, num_experts: int, num_pairs: int, blocks: ExpertBlocks) -> int:
+    """Rows of an expert's matrix.
+
+    Raises:
+        UnsupportedShapeError: experts have not as many each, or there are other pairs than in the blocks.
+    """
+    if weights.num_outputs % num_experts or num_pairs != blocks.num_pairs:
+        raise UnsupportedShapeError(
+            f"{num_pairs} pairs of row and expert and {weights.num_outputs} rows of weights must be {blocks.num_pairs} "
+            f"pairs, and as many for each of {num_experts} experts"
+        )
+    return weights.num_outputs // num_experts
 
 
 def order_inputs(
@@ -156,6 +181,7 @@ def _order_inputs_kernel(  # type: ignore[no-untyped-def]
 def _grouped_packed_kernel(  # type: ignore[no-untyped-def]
     out_ptr,
     x_ptr,
+    x_scale_ptr,
     weight_ptr,
     scale_ptr,
     zero_ptr,
@@ -174,6 +200,9 @@ def _grouped_packed_kernel(  # type: ignore[no-untyped-def]
     GATED: tl.constexpr,
     KIND: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
+    HAS_X_SCALE: tl.constexpr,
+    X_IS_FP8: tl.constexpr,
+    NATIVE: tl.constexpr,
     IEEE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -189,16 +218,17 @@ def _grouped_packed_kernel(  # type: ignore[no-untyped-def]
     row_n = expert * (2 * OUTPUTS if GATED else OUTPUTS) + n
     j = tl.arange(0, BLOCK_K * BITS // 8)
     k = inputs_of(j, BITS)
-    x_tile_ptr = x_ptr + (pair // TOP_K).to(tl.int64)[:, None] * stride_x + k[None, :]
+    row = (pair // TOP_K).to(tl.int64)
+    x_tile_ptr = x_ptr + row[:, None] * stride_x + k[None, :]
     out = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, INPUTS, BLOCK_K):
         inside_k = k < INPUTS - start
         mask = inside_m[:, None] & inside_k[None, :]
-        x = tl.load(x_tile_ptr + start, mask=mask, other=0.0)
+        x = load_inputs(x_tile_ptr + start, mask, HAS_X_SCALE, X_IS_FP8, NATIVE)
         upper_x = x
         if BITS == 4:
-            upper_x = tl.load(x_tile_ptr + start + 16, mask=mask, other=0.0)
+            upper_x = load_inputs(x_tile_ptr + start + 16, mask, HAS_X_SCALE, X_IS_FP8, NATIVE)
         weight_mask = inside_k[:, None] & inside_n[None, :]
         bytes_ptr = weight_ptr + row_n[None, :] * stride_weight + j[:, None] + start * BITS // 8
         column = start // GROUP if GROUP > 0 else 0
@@ -222,6 +252,10 @@ def _grouped_packed_kernel(  # type: ignore[no-untyped-def]
         out *= tl.load(scale_ptr + row_n * stride_scale, mask=inside_n, other=0.0)[None, :]
         if GATED:
             up *= tl.load(scale_ptr + (row_n + OUTPUTS) * stride_scale, mask=inside_n, other=0.0)[None, :]
+    if HAS_X_SCALE:
+        x_scale = tl.load(x_scale_ptr + row, mask=inside_m, other=0.0)[:, None]
+        out *= x_scale
+        up *= x_scale
     end_tile(out_ptr, out_ptr, pair, inside_m, n, inside_n, out, up, OUTPUTS, False, GATED, KIND)
 
 

@@ -274,7 +274,7 @@ def _packed_matmul_kernel(  # type: ignore[no-untyped-def]
     sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, INPUTS, BLOCK_K):
         inside = (k < INPUTS - start)[None, :]
-        x = _inputs(x_tile_ptr + start, inside_m[:, None] & inside, HAS_X_SCALE, X_IS_FP8, NATIVE)
+        x = load_inputs(x_tile_ptr + start, inside_m[:, None] & inside, HAS_X_SCALE, X_IS_FP8, NATIVE)
         mask = (k < INPUTS - start)[:, None] & inside_n[None, :]
         weight = tl.load(weight_tile_ptr + start * BITS // 8, mask=mask, other=0)
         if HAS_ZEROS:
@@ -288,7 +288,7 @@ def _packed_matmul_kernel(  # type: ignore[no-untyped-def]
         if GROUP == 0:
             part = sums
         if BITS == 4:
-            upper_x = _inputs(x_tile_ptr + start + 16, inside_m[:, None] & inside, HAS_X_SCALE, X_IS_FP8, NATIVE)
+            upper_x = load_inputs(x_tile_ptr + start + 16, inside_m[:, None] & inside, HAS_X_SCALE, X_IS_FP8, NATIVE)
             part = multiply_numbers(x, (weight & 15).to(tl.int32) - zero, part, IEEE)
             part = multiply_numbers(upper_x, (weight >> 4).to(tl.int32) - zero, part, IEEE)
         else:
@@ -309,7 +309,7 @@ def _packed_matmul_kernel(  # type: ignore[no-untyped-def]
 
 
 @jit()
-def _inputs(ptr, mask, ROUNDED: tl.constexpr, IS_FP8: tl.constexpr, NATIVE: tl.constexpr):  # type: ignore[no-untyped-def]
+def load_inputs(ptr, mask, ROUNDED: tl.constexpr, IS_FP8: tl.constexpr, NATIVE: tl.constexpr):  # type: ignore[no-untyped-def]
     """A tile of floats, or of rounded numbers as floats."""
     x = tl.load(ptr, mask=mask, other=0)
     if ROUNDED and IS_FP8:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from pagefleet_kernels import reference
+from pagefleet_kernels.coded_matmul import CodedWeights
 from pagefleet_kernels.mxfp4 import dequantize_mxfp4
 from pagefleet_kernels.packed_matmul import PackedWeights
 
@@ -67,9 +68,10 @@ def grouped_matmul(
     return out_PO
 
 
-def grouped_packed_matmul(
+def grouped_few_bits_matmul(
     x_RI: torch.Tensor,
-    weights: PackedWeights,
+    x_scale: torch.Tensor | None,
+    weights: PackedWeights | CodedWeights,
     num_rows: int,
     pairs_BM: torch.Tensor,
     experts_B: torch.Tensor,
@@ -77,12 +79,15 @@ def grouped_packed_matmul(
     top_k: int,
     gate: str | None,
 ) -> torch.Tensor:
-    """Twin of `packed_experts.grouped_packed_matmul`; fills and returns `out_PO`. `num_rows`: of each expert."""
+    """Twin of `packed_experts.grouped_packed_matmul` and `coded_experts.grouped_coded_matmul`; fills and returns
+    `out_PO`. `num_rows`: of each expert."""
     for expert in sorted(set(experts_B.tolist()) - {-1}):
         pair_N = pairs_BM[experts_B == expert].flatten()
         pair_N = pair_N[pair_N < len(out_PO)].long()
         matrix_OI = weights.rows(expert * num_rows, (expert + 1) * num_rows).dequantize()
         product = x_RI[pair_N // top_k].float() @ matrix_OI.t()
+        if x_scale is not None:
+            product *= x_scale[pair_N // top_k]
         out_PO[pair_N] = (product if gate is None else _joined(product, gate)).to(out_PO.dtype)
     return out_PO
 

@@ -26,6 +26,7 @@ from pagefleet_kernels import (
     attention,
     attention_launch,
     cascade_attention,
+    coded_experts,
     coded_matmul,
     decode_attention,
     early_launch,
@@ -64,6 +65,7 @@ MODULES = (
     attention,
     attention_launch,
     cascade_attention,
+    coded_experts,
     coded_matmul,
     decode_attention,
     early_launch,
@@ -353,9 +355,20 @@ def compile_experts() -> None:
             zeros = scales.to(torch.uint8)
             packed = packed_matmul.PackedWeights(zeros.new_zeros(rows_of_all, width), scales, zeros, bits, group)
             grouped = packed_experts.grouped_packed_matmul
-            grouped(x, packed, num_experts, blocks, top_k=top_k, gate="silu", backend="triton")
+            grouped(x, packed, num_experts, blocks, x.dtype, top_k=top_k, gate="silu", backend="triton")
             unshifted = replace(packed, zeros_OG=None)
-            grouped(x.repeat(top_k, 1), unshifted, num_experts, blocks, backend="triton")
+            grouped(x.repeat(top_k, 1), unshifted, num_experts, blocks, x.dtype, backend="triton")
+            for spec in (SPECS[0], SPECS[-1]):
+                numbers = quantize.quantize(x, spec, backend="triton")
+                grouped(numbers, packed, num_experts, blocks, x.dtype, top_k=top_k, gate="silu", backend="triton")
+        codes, table = torch.zeros((num_experts * 512, 512), dtype=torch.uint8), torch.zeros(16)
+        for group, scale_dtype, values in ((16, fp8.FP8, None), (32, torch.uint8, None), (64, torch.float32, table)):
+            scales = torch.zeros(len(codes), 1024 // group).to(scale_dtype)
+            factor = scales[:, 0].float() if group == 16 else None
+            coded = coded_matmul.CodedWeights(codes, values, scales, factor, group)
+            coded_product = coded_experts.grouped_coded_matmul
+            coded_product(x, coded, num_experts, blocks, top_k=top_k, gate="silu", backend="triton")
+            coded_product(x.repeat(top_k, 1), coded, num_experts, blocks, backend="triton")
         packed_experts.order_inputs(x, torch.zeros((num_experts, 1024), dtype=torch.int32), chosen, backend="triton")
         out = product(x.repeat(top_k, 1), plain, blocks, x.dtype, backend="triton")
         experts.combine_experts(out, chosen.float(), chosen, backend="triton")

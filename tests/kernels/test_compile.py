@@ -24,6 +24,7 @@ KERNELS = {
     "_count_kernel",
     "_draw_kernel",
     "_flag_nonfinite_kernel",
+    "_grouped_coded_kernel",
     "_grouped_kernel",
     "_grouped_mxfp4_kernel",
     "_grouped_packed_kernel",
@@ -67,7 +68,13 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 SHARED_KIB = {90: 227, 80: 99}
 LARGE = (
     *(f"groups:{head_dim}" for head_dim in (64, 80, 96, 128, 192, 256)),
-    *("attention:80:float16", "attention:128:float32", "attention:128:bfloat16", "attention:256:bfloat16"),
+    *(
+        "attention:80:float16",
+        "attention:80:bfloat16",
+        "attention:128:float32",
+        "attention:128:bfloat16",
+        "attention:256:bfloat16",
+    ),
     *("latents", "products", "experts", "others"),
 )
 MOST_REGISTERS = 254
@@ -75,6 +82,7 @@ FEW_BYTES, FEW_REGISTERS = 64, 128
 """Of a thread: with no more registers than that, the assembler keeps the device fuller by putting down a few values."""
 MULTIPLY = {
     "_coded_matmul_kernel",
+    "_grouped_coded_kernel",
     "_grouped_kernel",
     "_grouped_mxfp4_kernel",
     "_grouped_packed_kernel",

@@ -101,6 +101,12 @@ _GEMMA3N_E4B = {
     "eos_token_id": 1,
     "torch_dtype": "bfloat16",
 }
+_GEMMA3N_E2B = _GEMMA3N_E4B | {
+    "intermediate_size": 8192,
+    "num_hidden_layers": 30,
+    "num_kv_shared_layers": 10,
+    "activation_sparsity_pattern": [0.95] * 10 + [0.0] * 20,
+}
 _GPT2 = {
     "model_type": "gpt2",
     "n_embd": 768,
@@ -160,6 +166,13 @@ _GEMMA_7B = {
     "hidden_act": "gelu_pytorch_tanh",
     "eos_token_id": 1,
     "torch_dtype": "bfloat16",
+}
+_GEMMA_2B = _GEMMA_7B | {
+    "hidden_size": 2048,
+    "intermediate_size": 16384,
+    "num_hidden_layers": 18,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 1,
 }
 _MISTRAL_7B = {
     "model_type": "mistral",
@@ -296,6 +309,13 @@ _COMMAND_R7B = {
     "eos_token_id": 255001,
     "torch_dtype": "bfloat16",
 }
+_COMMAND_A = _COMMAND_R7B | {
+    "hidden_size": 12288,
+    "intermediate_size": 36864,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 96,
+    "max_position_embeddings": 131072,
+}
 _STABLELM_3B = {
     "model_type": "stablelm",
     "hidden_size": 2560,
@@ -358,14 +378,17 @@ DENSE_SHAPES: Mapping[str, Mapping[str, Any]] = {
     "mistral-7b": _MISTRAL_7B,
     "gemma-3-4b": _GEMMA3_4B,
     "gemma-3n-e4b": _GEMMA3N_E4B,
+    "gemma-3n-e2b": _GEMMA3N_E2B,
     "gemma-2-9b": _GEMMA2_9B,
     "gemma-7b": _GEMMA_7B,
+    "gemma-2b": _GEMMA_2B,
     "phi-4": _PHI4,
     "phi-2": _PHI2,
     "olmo-2-7b": _OLMO2_7B,
     "granite-3.1-8b": _GRANITE_31_8B,
     "command-r": _COMMAND_R,
     "command-r7b": _COMMAND_R7B,
+    "command-a": _COMMAND_A,
     "stablelm-3b": _STABLELM_3B,
     "falcon-7b": _FALCON_7B,
     "mpt-7b": _MPT_7B,

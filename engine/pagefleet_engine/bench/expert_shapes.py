@@ -72,6 +72,18 @@ _QWEN15_MOE = {
     "eos_token_id": 151643,
     "torch_dtype": "bfloat16",
 }
+_QWEN2_57B_A14B = _QWEN15_MOE | {
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "moe_intermediate_size": 2560,
+    "shared_expert_intermediate_size": 20480,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "max_position_embeddings": 32768,
+}
 _QWEN3_30B_A3B = {
     "model_type": "qwen3_moe",
     "hidden_size": 2048,
@@ -148,6 +160,12 @@ _GRANITE_31_3B_A800M = {
     "tie_word_embeddings": True,
     "eos_token_id": 0,
     "torch_dtype": "bfloat16",
+}
+_GRANITE_31_1B_A400M = _GRANITE_31_3B_A800M | {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_local_experts": 32,
 }
 _GLM_45_AIR = {
     "model_type": "glm4_moe",
@@ -353,16 +371,19 @@ EXPERT_SHAPES: Mapping[str, Mapping[str, Any]] = {
     "mixtral-8x22b": _MIXTRAL_8X22B,
     "phi-3.5-moe": _PHI_35_MOE,
     "qwen1.5-moe-a2.7b": _QWEN15_MOE,
+    "qwen2-57b-a14b": _QWEN2_57B_A14B,
     "qwen3-30b-a3b": _QWEN3_30B_A3B,
     "qwen3-235b-a22b": _QWEN3_235B_A22B,
     "qwen3-coder-480b-a35b": _QWEN3_CODER_480B_A35B,
     "olmoe-1b-7b": _OLMOE_7B,
     "granite-3.1-3b-a800m": _GRANITE_31_3B_A800M,
+    "granite-3.1-1b-a400m": _GRANITE_31_1B_A400M,
     "glm-4.5": _GLM_45,
     "glm-4.5-air": _GLM_45_AIR,
     "deepseek-v2-lite": _DEEPSEEK_V2_LITE,
     "deepseek-v2": _DEEPSEEK_V2,
     "deepseek-v3": _DEEPSEEK_V3,
+    "deepseek-r1": _DEEPSEEK_V3,
     "kimi-k2": _KIMI_K2,
     "gpt-oss-20b": _GPT_OSS_20B,
     "gpt-oss-120b": _GPT_OSS_120B,

@@ -23,6 +23,7 @@ WeightScales = Literal["tensor", "channel", "block"]
 InputScales = Literal["none", "tensor", "token", "group"]
 
 _CLASS = "Linear"
+_RUN = 32
 STORAGE = {"fp8": torch.float8_e4m3fn, "int8": torch.int8, "mxfp4": torch.uint8}
 """The torch type of each number format; two numbers of MXFP4 lie in one."""
 
@@ -175,8 +176,8 @@ class CodedScheme:
 
     @property
     def block(self) -> tuple[int, int]:
-        """Rows and columns that ranks cannot divide."""
-        return 1, self.group_size
+        """Rows and columns that ranks do not divide: groups, and the runs of inputs that kernels multiply."""
+        return 1, max(_RUN, self.group_size)
 
     def describe(self) -> str:
         """For log lines and errors."""

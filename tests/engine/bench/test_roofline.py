@@ -56,6 +56,8 @@ def test_costs_of_published_shapes(
         ("phi-2", 2.78, 2.78),
         ("gemma-7b", 8.54, 8.54),
         ("gemma-3n-e4b", 6.83, 4.49),  # "8", images and sound included, and "4" without the embedding
+        ("gemma-3n-e2b", 4.46, 2.42),  # "5" and "2", likewise
+        ("gemma-2b", 2.51, 2.51),
         ("mistral-7b", 7.25, 7.25),
         ("qwen2.5-7b", 7.62, 7.62),
         ("gemma-2-9b", 9.24, 9.24),
@@ -64,6 +66,7 @@ def test_costs_of_published_shapes(
         ("granite-3.1-8b", 8.17, 8.17),
         ("command-r", 35.0, 35.0),
         ("command-r7b", 8.03, 8.03),
+        ("command-a", 111.1, 111.1),
         ("stablelm-3b", 2.80, 2.80),
         ("opt-6.7b", 6.66, 6.66),
         ("bloom-7b1", 7.07, 7.07),
@@ -72,16 +75,19 @@ def test_costs_of_published_shapes(
         ("mixtral-8x22b", 141, 39),
         ("phi-3.5-moe", 41.9, 6.6),
         ("qwen1.5-moe-a2.7b", 14.3, 2.7),
+        ("qwen2-57b-a14b", 57.4, 14.2),
         ("qwen3-30b-a3b", 30.5, 3.3),
         ("qwen3-235b-a22b", 235, 22),
         ("qwen3-coder-480b-a35b", 480, 35),
         ("olmoe-1b-7b", 6.9, 1.3),
         ("granite-3.1-3b-a800m", 3.3, 0.88),
+        ("granite-3.1-1b-a400m", 1.33, 0.43),
         ("glm-4.5", 355, 33.5),  # "32" without the tables
         ("glm-4.5-air", 106, 13.4),  # "12" without the tables
         ("deepseek-v2-lite", 15.7, 2.66),  # "2.4" without the embedding
         ("deepseek-v2", 236, 21),
         ("deepseek-v3", 671, 37.5),
+        ("deepseek-r1", 671, 37.5),
         ("kimi-k2", 1026, 32.9),
         ("gpt-oss-20b", 20.9, 4.19),  # "3.6" without the embedding
         ("gpt-oss-120b", 116.8, 5.7),  # "5.1" without the embedding

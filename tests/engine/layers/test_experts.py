@@ -19,11 +19,15 @@ from pagefleet_engine.layers.quantization_scheme import Quantization, Quantizati
 from pagefleet_engine.layers.shard import Shard, own_share, shard_of
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.weight_map import weight_map
+from pagefleet_engine.models.quantization_config import read_quantization
 from pagefleet_engine.ranks.group import RankGroup
 from pagefleet_engine.ranks.parallelism import All2All
+from pagefleet_protocol.model_config.fields import ConfigFields
 from torch import Tensor
 
+from tests.fakes.coded_checkpoints import Coded
 from tests.fakes.native_kernels import native_libraries
+from tests.fakes.packed_checkpoints import Packed, pack, quantize_packed
 from tests.fakes.ranks import on_ranks
 
 NUM_EXPERTS, HIDDEN, WIDTH, TOP_K, ROWS, BLOCK = 6, 64, 96, 3, 9, 16
@@ -37,6 +41,14 @@ SCHEMES: dict[str, dict[str, Any] | None] = {
     "int8": {"number": "int8", "weight_scales": "channel", "input_scales": "token"},
     "fp8 on load": {"number": "fp8", "weight_scales": "channel", "input_scales": "token", "on_load": True},
 }
+FEW_BITS: dict[str, Packed | Coded] = {
+    "int4 in act order": Packed("gptq", zeros=True, ordered=True),
+    "int8 in groups": Packed("pack-quantized", 8),
+    "w4a8": Packed("pack-quantized", inputs="int"),
+    "nvfp4": Coded("nvfp4-pack-quantized"),
+    "mxfp4": Coded("mxfp4-pack-quantized"),
+}
+NATIVE_FORMS = ("plain", "int8", "int8 in groups", "w4a8", "nvfp4", "mxfp4")
 EXPERTS: dict[str, Callable[[int, Shard, Placement], Experts | None]] = {
     "host": lambda count, width, place: HostExperts(count, HIDDEN, width.size, "silu"),
     "grouped": lambda count, width, place: GroupedExperts(count, "silu"),
@@ -48,7 +60,27 @@ if libraries := native_libraries():
 ALL = Shard(NUM_EXPERTS, (range(NUM_EXPERTS),))
 
 
-def checkpoint(scheme: QuantizationScheme | None) -> tuple[dict[str, Tensor], list[tuple[Tensor, Tensor, Tensor]]]:
+def quantization_of(form: str) -> Quantization | None:
+    if (how := FEW_BITS.get(form)) is not None:
+        return read_quantization(ConfigFields({"quantization_config": how.config()}, "config.json"))
+    fields = SCHEMES[form]
+    return None if fields is None else Quantization(rules=(Rule(("Linear",), QuantizationScheme(**fields)),))
+
+
+def unit_of(quantization: Quantization | None) -> int:
+    """Inputs that ranks do not divide."""
+    scheme = None if quantization is None else quantization.rules[-1].scheme
+    return BLOCK if scheme is None or scheme.block is None else scheme.block[1]
+
+
+def rounds_inputs(form: str) -> bool:
+    if (how := FEW_BITS.get(form)) is not None:
+        return isinstance(how, Packed) and bool(how.inputs)
+    fields = SCHEMES[form]
+    return fields is not None and (fields["input_scales"] != "none" or "on_load" in fields)
+
+
+def checkpoint(form: str) -> tuple[dict[str, Tensor], list[tuple[Tensor, Tensor, Tensor]]]:
     """Tensors by name, and each expert's gate, up and down as the numbers that they stand for."""
     generator = torch.Generator().manual_seed(0)
     tensors: dict[str, Tensor] = {}
@@ -56,24 +88,34 @@ def checkpoint(scheme: QuantizationScheme | None) -> tuple[dict[str, Tensor], li
     for expert in range(NUM_EXPERTS):
         parts = []
         for part, shape in (("gate", (WIDTH, HIDDEN)), ("up", (WIDTH, HIDDEN)), ("down", (HIDDEN, WIDTH))):
-            weight, name = torch.randn(shape, generator=generator) / 8, f"experts.{expert}.{part}_proj"
-            if scheme is not None and not scheme.on_load:
-                scale_shape = {"tensor": (1,), "channel": (shape[0], 1)}.get(
-                    scheme.weight_scales, (shape[0] // BLOCK, shape[1] // BLOCK)
-                )
-                scale = (1 + torch.rand(scale_shape, generator=generator)) / 512
-                wide = scale if scheme.block is None else scale.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
-                stored = (weight / wide).clamp(-127, 127)
-                stored = (stored.round() if scheme.number == "int8" else stored).to(scheme.storage)
-                tensors |= {f"{name}.weight": stored, f"{name}.weight_scale": scale}
-                if scheme.input_scales == "tensor":
-                    tensors[f"{name}.input_scale"] = torch.tensor([0.03])
-                weight = stored.float() * wide
-            else:
-                tensors[f"{name}.weight"] = weight
+            weight = torch.randn(shape, generator=generator) / 8
+            stored, weight = store(form, weight, generator)
+            tensors |= {f"experts.{expert}.{part}_proj.{kind}": tensor for kind, tensor in stored.items()}
             parts.append(weight)
         meant.append((parts[0], parts[1], parts[2]))
     return tensors, meant
+
+
+def store(form: str, weight: Tensor, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+    """A matrix's tensors, and the numbers that they stand for."""
+    how = FEW_BITS.get(form)
+    if isinstance(how, Packed):
+        words = quantize_packed(weight, how)
+        return pack(words, how), words.meant()
+    if how is not None:
+        return how.store(weight)
+    fields = SCHEMES[form]
+    scheme = None if fields is None else QuantizationScheme(**fields)
+    if scheme is None or scheme.on_load:
+        return {"weight": weight}, weight
+    shapes = {"tensor": (1,), "channel": (len(weight), 1)}
+    scale_shape = shapes.get(scheme.weight_scales, (len(weight) // BLOCK, weight.shape[1] // BLOCK))
+    scale = (1 + torch.rand(scale_shape, generator=generator)) / 512
+    wide = scale if scheme.block is None else scale.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+    numbers = (weight / wide).clamp(-127, 127)
+    numbers = (numbers.round() if scheme.number == "int8" else numbers).to(scheme.storage)
+    fixed = {"input_scale": torch.tensor([0.03])} if scheme.input_scales == "tensor" else {}
+    return {"weight": numbers, "weight_scale": scale, **fixed}, numbers.float() * wide
 
 
 def routes() -> Routes:
@@ -107,14 +149,12 @@ EXCHANGES = [("width", 1), ("width", 2), ("tensor", 2), ("tensor", 4), *((name, 
 @pytest.mark.parametrize(("exchange", "size"), EXCHANGES)
 @pytest.mark.parametrize(
     ("kind", "form"),
-    [(kind, form) for kind in EXPERTS for form in SCHEMES if kind != "native" or form in ("plain", "int8")],
+    [(kind, form) for kind in EXPERTS for form in (*SCHEMES, *FEW_BITS) if kind != "native" or form in NATIVE_FORMS],
 )
 @torch.inference_mode()
 def test_every_combination(kind: str, form: str, exchange: str, size: int) -> None:
-    fields = SCHEMES[form]
-    scheme = None if fields is None else QuantizationScheme(**fields)
-    tensors, meant = checkpoint(scheme)
-    quantization = None if scheme is None else Quantization(rules=(Rule(("Linear",), scheme),))
+    tensors, meant = checkpoint(form)
+    quantization = quantization_of(form)
     x = torch.randn(ROWS, HIDDEN, generator=torch.Generator().manual_seed(2))
 
     @torch.inference_mode()
@@ -124,14 +164,15 @@ def test_every_combination(kind: str, form: str, exchange: str, size: int) -> No
             place = replace(place, data=ranks, expert_parallel=True, all2all_backend=backend)
         else:
             place = replace(place, tensor=ranks, expert_parallel=exchange == "tensor")
-        width = own_share(WIDTH, ranks, "experts", BLOCK) if exchange == "width" else shard_of(WIDTH)
+        width = own_share(WIDTH, ranks, "experts", unit_of(quantization)) if exchange == "width" else shard_of(WIDTH)
         share = own_experts(NUM_EXPERTS, place)
         own, way = share.experts, share.exchange
         experts, names = EXPERTS[kind](own.size, width, place), EXPERT_NAMES
         if experts is None:
             experts = EXPERTS["host"](own.size, width, place)
         assert experts is not None
-        assert kind != "native" or isinstance(experts, NativeExperts) or (form, exchange, size) == ("int8", "width", 2)
+        by_parts = rounds_inputs(form) and (exchange, size) == ("width", 2)  # a row's scale is that of all ranks
+        assert kind != "native" or isinstance(experts, NativeExperts) or by_parts
         if isinstance(experts, NativeExperts):
             place = replace(place, native=libraries[0])
         slots = [
@@ -139,7 +180,8 @@ def test_every_combination(kind: str, form: str, exchange: str, size: int) -> No
             *expert_slots(names.down, own, width, (HIDDEN,), place, experts.install_down),
         ]
         destinations = weight_map(slots)
-        assert destinations.keys() == {name for name in tensors if int(name.split(".")[1]) in own.ranges[0]}
+        assert destinations.keys() <= {name for name in tensors if int(name.split(".")[1]) in own.ranges[0]}
+        assert len({name.split(".")[1] for name in destinations}) == own.size
         for name, destination in destinations.items():
             destination.weight.fill(destination.part, tensors[name])
         all_routes, num_rows = routes(), ROWS - place.data.index  # copies have rows of their own, some fewer
@@ -151,7 +193,7 @@ def test_every_combination(kind: str, form: str, exchange: str, size: int) -> No
     found = on_ranks(size, rank)
     assert exchange in BACKENDS or all(torch.equal(one, found[0]) for one in found)
     wanted = expected(x, meant)
-    exact = scheme is None or (scheme.input_scales == "none" and not scheme.on_load)
+    exact = not rounds_inputs(form) and (kind != "native" or form == "plain")
     for one in found:
         error = (one - wanted[: len(one)]).abs().max() / wanted.abs().max()
         assert error < (1e-5 if exact else 0.1), f"{error}"
@@ -160,10 +202,8 @@ def test_every_combination(kind: str, form: str, exchange: str, size: int) -> No
 
 def filled(kind: str, form: str = "plain") -> Experts:
     """All of the checkpoint's, on one rank."""
-    fields = SCHEMES[form]
-    scheme = None if fields is None else QuantizationScheme(**fields)
-    tensors, _ = checkpoint(scheme)
-    quantization = None if scheme is None else Quantization(rules=(Rule(("Linear",), scheme),))
+    tensors, _ = checkpoint(form)
+    quantization = quantization_of(form)
     native = native_libraries()[0] if kind == "native" else None
     place = Placement(torch.float32, torch.device("cpu"), kind == "grouped", quantization, native=native)
     experts = EXPERTS[kind](NUM_EXPERTS, shard_of(WIDTH), place)

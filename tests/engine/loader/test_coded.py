@@ -22,7 +22,7 @@ from pagefleet_protocol.model_config.fields import ConfigFields
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.engine.loader.test_packed import edit, load, logits, refusal, stored
+from tests.engine.loader.test_packed import edit, load, logits, logits_in_pages, refusal, stored
 from tests.fakes.checkpoints import reference_model
 from tests.fakes.coded_checkpoints import Coded, coded_checkpoint
 from tests.fakes.native_kernels import native_library
@@ -54,6 +54,14 @@ def test_compiled_kernels_give_the_logits_of_expanded_weights(how: Coded, coded:
     found, expected = logits(load_model(folder, read_arch(folder), placement, "auto", 0)), logits(load(folder))
     assert not torch.equal(found, expected)
     assert (found - expected).norm() < 0.1 * expected.norm()
+
+
+@pytest.mark.parametrize("how", FORMATS, ids=str)
+def test_experts_by_the_kernels_of_a_gpu_are_their_products(how: Coded, make_checkpoint: Make, tmp_path: Path) -> None:
+    source = make_checkpoint("qwen3_moe", moe_intermediate_size=64, intermediate_size=128)
+    folder = coded_checkpoint(source, tmp_path / "coded", how)
+    found, expected = logits_in_pages(load(folder, use_kernels=True)), logits(load(folder))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=2e-3)
 
 
 def test_the_estimate_is_what_is_kept(coded: Callable[[Coded], Path]) -> None:

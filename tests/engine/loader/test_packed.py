@@ -22,6 +22,7 @@ from tests.fakes.checkpoints import reference_model
 from tests.fakes.dense_attention import DenseSequence, DenseStep
 from tests.fakes.native_kernels import experts_one_by_one, native_library
 from tests.fakes.packed_checkpoints import Packed, awq_words, packed_checkpoint
+from tests.fakes.paged_step import paged_step
 
 CPU = torch.device("cpu")
 Make = Callable[..., Path]
@@ -48,6 +49,13 @@ def logits(model: Model, length: int = 12) -> Tensor:
     with torch.inference_mode():
         tokens = torch.arange(3, 3 + length)
         return model.logits(model.forward(tokens, torch.arange(length), DenseStep([(DenseSequence(), length)])))
+
+
+def logits_in_pages(model: Model, length: int = 12) -> Tensor:
+    """The same by what a GPU runs, on its kernels' twins."""
+    with torch.inference_mode():
+        tokens, step = torch.arange(3, 3 + length), paged_step(model.arch, length)
+        return model.logits(model.forward(tokens, torch.arange(length), step))
 
 
 @pytest.fixture
@@ -119,6 +127,13 @@ def test_layers_of_experts_are_what_their_products_are(how: Packed, make_checkpo
     with experts_one_by_one():
         expected = logits(load_model(folder, arch, placement, "auto", 0))
     assert not torch.equal(found, expected)
+    assert (found - expected).norm() < 0.01 * expected.norm()
+
+
+@pytest.mark.parametrize("how", [W4A8, Packed("pack-quantized", group=64, zeros=True, inputs="float")], ids=str)
+def test_experts_by_the_kernels_of_a_gpu_round_their_inputs(how: Packed, make_checkpoint: Make, tmp_path: Path) -> None:
+    folder = packed_checkpoint(make_checkpoint("qwen3_moe", moe_intermediate_size=64), tmp_path / "packed", how)
+    found, expected = logits_in_pages(load(folder, use_kernels=True)), logits(load(folder))
     assert (found - expected).norm() < 0.01 * expected.norm()
 
 

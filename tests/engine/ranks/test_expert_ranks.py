@@ -172,6 +172,22 @@ def greedy(model: Model, prompts: list[Tensor], num_tokens: int) -> Tensor:
     return torch.stack([text[-num_tokens:] for text in texts]) if texts else torch.empty(0, num_tokens)
 
 
+@pytest.mark.parametrize(
+    ("family", "size"),
+    [("granitemoe", 2), ("qwen3_moe", 4), ("deepseek_v3", 2), ("deepseek_v3", 4), ("mixtral", 4), ("llama4_text", 2)],
+)
+def test_greedy_tokens_over_tensor_ranks_are_those_of_one_rank(family: str, size: int, make_checkpoint: Make) -> None:
+    folder = make_checkpoint(family)
+    prompts = [torch.arange(3 + length, 3 + 2 * length) for length in (7, 40, 1)]
+    alone = load(folder, Placement(torch.float32, CPU, use_kernels=False))
+
+    def rank(ranks: RankGroup) -> Tensor:
+        return greedy(load(folder, placed(BACKENDS[0], data=Alone(), tensor=ranks)), prompts, 64)
+
+    expected = greedy(alone, prompts, 64)
+    assert all(torch.equal(tokens, expected) for tokens in on_ranks(size, rank))
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("family", "size"), [("granitemoe", 2), ("qwen3_moe", 4)])
 def test_greedy_tokens_over_copies_are_those_of_one_rank(

@@ -18,9 +18,13 @@ from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.matrix import Matrix, matrix_slots
 from pagefleet_engine.layers.quantization.form import Form, form_on
 from pagefleet_engine.layers.quantization.mxfp4 import Mxfp4Matrix, check_scales, mxfp4_columns, mxfp4_kept
-from pagefleet_engine.layers.quantization_scheme import BlockScheme, CodedScheme, PackedScheme, QuantizationScheme
+from pagefleet_engine.layers.quantization_scheme import BlockScheme, CodedScheme, QuantizationScheme, Scheme
 from pagefleet_engine.layers.shard import Shard, shard_of, stacked
+<<<<<<< HEAD
 from pagefleet_engine.layers.weight import Kept, Placement, Weight, parts_of
+=======
+from pagefleet_engine.layers.weight import Content, Kept, Placement, Weight
+>>>>>>> b
 
 InstallExpert = Callable[[int, Matrix], None]
 """Gets each expert's matrix, with the expert's number, once."""
@@ -72,17 +76,19 @@ def expert_slots(
     if isinstance(name, Stacked):
         rows, within = (_joined(outputs, name),), placement.within(name.name)
         scheme = within.scheme(1)
-        if isinstance(scheme, PackedScheme | CodedScheme | BlockScheme):
-            raise ModelLoadError(
-                f"{within.path}: {scheme.describe()} of experts in one tensor are not run: give another checkpoint"
-            )
-        if scheme is not None and scheme.number == "mxfp4":
+        if isinstance(scheme, QuantizationScheme) and scheme.number == "mxfp4":
             stack_slots = _Mxfp4Stack(experts, shard_of(inputs), rows[0], _order(outputs, name), install)
             yield from stack_slots.slots(scheme, within)
             return
+        if scheme is not None and not _has_stacks(scheme, name):
+            raise ModelLoadError(
+                f"{within.path}: {scheme.describe()} of experts in one tensor are not run here: give a checkpoint that "
+                "has each expert in tensors of its own"
+            )
         stack = [matrix_slots(inputs, rows, within, partial(install, place)) for place in range(experts.size)]
-        slot = _stacked_slot([slots["weight"] for slots in stack], experts, _order(outputs, name), placement)
-        yield (name.name if name.transposed else f"{name.name}.weight"), slot
+        for kind in stack[0]:
+            slot = _stacked_slot([slots[kind] for slots in stack], experts, _order(outputs, name), placement)
+            yield (name.name if name.transposed else f"{name.name}.{kind}"), slot
         return
     first: tuple[str, object] | None = None
     for place, number in enumerate(itertools.chain(*experts.ranges)):
@@ -96,6 +102,14 @@ def expert_slots(
             raise _different(first[0], layer, len(outputs), placement)
         for kind, weight in slots.items():
             yield f"{layer}.{kind}", weight
+
+
+def _has_stacks(scheme: Scheme, order: Stacked) -> bool:
+    """Whether checkpoints have all experts' tensors in one for each of a matrix's: bitsandbytes quantizes no stacks."""
+    if isinstance(scheme, QuantizationScheme) and scheme.on_load:
+        return True
+    is_table = isinstance(scheme, CodedScheme) and scheme.table != "e2m1"
+    return not (order.transposed or is_table or isinstance(scheme, BlockScheme))
 
 
 def _different(first: str, other: str, num_parts: int, placement: Placement) -> ModelLoadError:
@@ -206,12 +220,12 @@ def _gate_over_up(in_turns: Tensor) -> Tensor:
 
 
 def _stacked_slot(slots: list[Weight], experts: Shard, order: Stacked, placement: Placement) -> Weight:
-    """A slot for the tensor [E, O, I], or [E, I, O], that fills the experts' own, which are all alike and of one
-    part."""
+    """A slot for the tensor [E, ...] that fills the experts' own, which are all alike and of one part: of matrices, and
+    of what belongs to them, as scales."""
     one = slots[0]
-    ((rows, columns),) = one.shards
+    ((rows, *columns),) = one.shards
     if order.transposed:
-        rows, columns = columns, rows
+        rows, columns = columns[0], [rows]
 
     def divide(all_XY: Tensor) -> None:
         for weight, own in zip(slots, torch.split(all_XY, rows.size), strict=True):
@@ -219,9 +233,21 @@ def _stacked_slot(slots: list[Weight], experts: Shard, order: Stacked, placement
             weight.room(0).copy_(_gate_over_up(own_OI) if order.in_turns else own_OI)
             weight.arrived(0)
 
-    kept = Kept(one.kept.dtype, is_copy=True)
-    weight = Weight((_of_experts(experts, rows),), columns, placement, divide, dtype=one.dtype, kept=kept)
-    return weight.stored_as((experts.whole, rows.whole, columns.whole))
+    own_rows, kept = (_of_experts(experts, rows),), replace(one.kept, is_copy=True)
+    weight = Weight(own_rows, columns[0] if columns else None, placement, divide, dtype=one.dtype, kept=kept)
+    if one.content is not None:
+        weight.holding(_of_each(one.content, rows.size))
+    return weight.stored_as((experts.whole, rows.whole, *(column.whole for column in columns)))
+
+
+def _of_each(content: Content, num_rows: int) -> Content:
+    """Of a stack of tensors that hold this, of so many rows each."""
+
+    def check(all_XY: Tensor) -> None:
+        for own in torch.split(all_XY, num_rows):
+            content.check(own)
+
+    return Content(check, lambda shape: torch.stack([content.stand_in(shape[1:]) for _ in range(shape[0])]))
 
 
 def _of_experts(experts: Shard, rows: Shard) -> Shard:

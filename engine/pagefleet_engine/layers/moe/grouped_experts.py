@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
+from pagefleet_kernels.coded_experts import grouped_coded_matmul
+from pagefleet_kernels.coded_matmul import CodedWeights
 from pagefleet_kernels.expert_gates import Gate
 from pagefleet_kernels.experts import ExpertBlocks, ExpertWeights, align_experts, combine_experts, grouped_matmul
 from pagefleet_kernels.packed_experts import grouped_packed_matmul, order_inputs
@@ -21,13 +23,17 @@ from pagefleet_engine.layers.moe.experts import with_room
 from pagefleet_engine.layers.moe.routing import Routes
 from pagefleet_engine.layers.quantization.coded import CodedMatrix
 from pagefleet_engine.layers.quantization.form import Form
+from pagefleet_engine.layers.quantization.inputs import InputQuantizer
 from pagefleet_engine.layers.quantization.mxfp4 import Mxfp4Matrix
 from pagefleet_engine.layers.quantization.packed import PackedMatrix
+from pagefleet_engine.layers.quantization.scaled import rounding_spec
 from pagefleet_engine.layers.quantization.slots import QuantizedMatrix
+from pagefleet_engine.layers.quantization_scheme import Rounding
 
-_ROUNDED = "experts in few bits whose inputs are rounded (W4A8) are not run on a GPU: give a checkpoint in W4A16"
 PackedFormat = tuple[int, int | None]
 """Bits of a number, and inputs of a group, as in `PackedWeights`."""
+CodedFormat = tuple[Tensor | None, int]
+"""What codes stand for, and inputs of a group, as in `CodedWeights`."""
 
 
 class GroupedExperts:
@@ -81,7 +87,10 @@ class _Stack:
     __slots__ = (
         "_bias_EO",
         "_block",
+        "_coded",
+        "_factor_EO",
         "_input_scale",
+        "_inputs",
         "_num_experts",
         "_order_EI",
         "_packed",
@@ -98,7 +107,10 @@ class _Stack:
         self._input_scale: Tensor | None = None
         self._rounding: QuantizeSpec | None = None
         self._block: int | None = None
+        self._inputs: InputQuantizer | None = None
         self._packed: PackedFormat | None = None
+        self._coded: CodedFormat | None = None
+        self._factor_EO: Tensor | None = None
         self._zeros_EOG: Tensor | None = None
         self._order_EI: Tensor | None = None
         self._bias_EO: Tensor | None = None
@@ -110,15 +122,14 @@ class _Stack:
             ModelLoadError: it is quantized in a way that no kernel multiplies.
         """
         if isinstance(matrix, PlainMatrix):
-            if matrix.inputs is not None:
-                raise ModelLoadError(_ROUNDED)
+            self._inputs = matrix.inputs
             values_OI, scales = matrix.weight_OI, None
         elif isinstance(matrix, Mxfp4Matrix):
             values_OI, scales = matrix.codes_OJ, matrix.scales_OC
         elif isinstance(matrix, PackedMatrix):
             values_OI, scales = self._take_packed(expert, matrix)
         elif isinstance(matrix, CodedMatrix):
-            raise ModelLoadError("experts in NVFP4, nf4 or fp4 are not run on a GPU: give another checkpoint")
+            values_OI, scales = self._take_coded(expert, matrix)
         else:
             assert isinstance(matrix, QuantizedMatrix), "there is no other kind of matrix"
             values_OI, scales = matrix.values_OI, matrix.scales
@@ -147,9 +158,10 @@ class _Stack:
 
     def _take_packed(self, expert: int, matrix: PackedMatrix) -> tuple[Tensor, Tensor]:
         """Numbers and scales; zero points and the order of columns are put in their places."""
-        weights = matrix.weights
-        if matrix.rounding is not None:
-            raise ModelLoadError(_ROUNDED)
+        weights, rounding = matrix.weights, matrix.rounding
+        if rounding is not None:
+            _check_rounding(rounding, rounding.describe())
+            self._rounding = rounding_spec(rounding, None)
         self._packed = weights.bits, weights.group
         self._check_bias()
         if weights.zeros_OG is not None:
@@ -162,6 +174,16 @@ class _Stack:
         if self._order_EI is not None and matrix.order_I is not None:
             self._order_EI[expert].copy_(matrix.order_I)
         return weights.numbers, weights.scales_OG
+
+    def _take_coded(self, expert: int, matrix: CodedMatrix) -> tuple[Tensor, Tensor]:
+        """Codes and scales; what one number is for each row is put in its place."""
+        weights = matrix.weights
+        self._coded = weights.table, weights.group
+        if weights.factor_O is not None:
+            if self._factor_EO is None:
+                self._factor_EO = weights.factor_O.new_empty(self._num_experts, *weights.factor_O.shape)
+            self._factor_EO[expert].copy_(weights.factor_O)
+        return weights.codes, weights.scales_OG
 
     def stored(self, expert: int) -> list[Tensor]:
         """All that there is of an expert; a fixed scale of inputs is that of all."""
@@ -176,40 +198,76 @@ class _Stack:
             torch.maximum(self._input_scale, next(stored), out=self._input_scale)
 
     def _of_each(self) -> list[Tensor]:
+<<<<<<< HEAD
         parts = (self._values_EOI, self._scales, self._zeros_EOG, self._order_EI, self._bias_EO)
+=======
+        parts = (self._values_EOI, self._scales, self._zeros_EOG, self._factor_EO, self._order_EI, self.bias_EO)
+>>>>>>> b
         return [one for one in parts if one is not None]
 
     def product(self, x_RI: Tensor, experts_RK: Tensor, blocks: ExpertBlocks, gate: Gate | None = None) -> Tensor:
         """See `grouped_matmul`; inputs are rounded, or put in order, first where the experts' scheme says so."""
         assert self._values_EOI is not None, "the loader fills every expert"
-        top_k = experts_RK.shape[1]
+        top_k, dtype = experts_RK.shape[1], x_RI.dtype
+        if self._order_EI is not None:
+            x_RI, top_k = order_inputs(x_RI, self._order_EI, experts_RK), 1
+        if self._inputs is not None:
+            x_RI = self._inputs.round_trip(x_RI)
+        x = x_RI if self._rounding is None else quantize(x_RI, self._rounding)
         if self._packed is not None:
+<<<<<<< HEAD
             if self._order_EI is not None:
                 x_RI, top_k = order_inputs(x_RI, self._order_EI, experts_RK), 1
             return self._packed_product(self._packed, x_RI, blocks, top_k, gate)
         weights = ExpertWeights(self._values_EOI, self._scales, self._block, self._bias_EO)
         rounded = x_RI if self._rounding is None else quantize(x_RI, self._rounding)
         return grouped_matmul(rounded, weights, blocks, x_RI.dtype, top_k=top_k, gate=gate)
+=======
+            packed = self._packed_weights(*self._packed)
+            return grouped_packed_matmul(x, packed, self._num_experts, blocks, dtype, top_k=top_k, gate=gate)
+        if self._coded is not None:
+            coded = self._coded_weights(*self._coded)
+            return grouped_coded_matmul(x_RI, coded, self._num_experts, blocks, top_k=top_k, gate=gate)
+        weights = ExpertWeights(self._values_EOI, self._scales, self._block, self.bias_EO)
+        return grouped_matmul(x, weights, blocks, dtype, top_k=top_k, gate=gate)
+>>>>>>> b
 
-    def _packed_product(
-        self, like: PackedFormat, x_RI: Tensor, blocks: ExpertBlocks, top_k: int, gate: Gate | None
-    ) -> Tensor:
+    def _packed_weights(self, bits: int, group: int | None) -> PackedWeights:
+        values_OJ, scales_OG = self._rows()
+        zeros_OG = None if self._zeros_EOG is None else self._zeros_EOG.flatten(0, 1)
+        return PackedWeights(values_OJ, scales_OG, zeros_OG, bits, group)
+
+    def _coded_weights(self, table: Tensor | None, group: int) -> CodedWeights:
+        codes_OJ, scales_OG = self._rows()
+        factor_O = None if self._factor_EO is None else self._factor_EO.flatten()
+        return CodedWeights(codes_OJ, table, scales_OG, factor_O, group)
+
+    def _rows(self) -> tuple[Tensor, Tensor]:
+        """Of all experts, one after another."""
         assert self._values_EOI is not None, "the loader fills every expert"
         assert self._scales is not None, "numbers of a few bits have scales"
-        zeros = None if self._zeros_EOG is None else self._zeros_EOG.flatten(0, 1)
-        weights = PackedWeights(self._values_EOI.flatten(0, 1), self._scales.flatten(0, 1), zeros, like[0], like[1])
-        return grouped_packed_matmul(x_RI, weights, self._num_experts, blocks, top_k=top_k, gate=gate)
+        return self._values_EOI.flatten(0, 1), self._scales.flatten(0, 1)
 
     def _set_form(self, matrix: QuantizedMatrix) -> None:
         scheme = matrix.scheme
         rounding = scheme.rounding
-        if matrix.form is not Form.SCALED or (rounding is not None and (rounding.zero_points or rounding.bound)):
-            raise ModelLoadError(f"experts with {scheme.describe()} are not run on a GPU: give another checkpoint")
+        if matrix.form is not Form.SCALED:
+            raise _refused(scheme.describe())
         self._block = None if scheme.block is None else scheme.block[1]
         if rounding is None:
             return
+        _check_rounding(rounding, scheme.describe())
         if matrix.fixed is not None:  # inputs are rounded before they part: with the widest range of any expert
             if self._input_scale is None:
                 self._input_scale = matrix.fixed.scale.clone()
             torch.maximum(self._input_scale, matrix.fixed.scale, out=self._input_scale)
         self._rounding = QuantizeSpec(scheme.storage, self._input_scale, rounding.group)
+
+
+def _check_rounding(rounding: Rounding, described: str) -> None:
+    if rounding.zero_points or rounding.bound:
+        raise _refused(described)
+
+
+def _refused(described: str) -> ModelLoadError:
+    return ModelLoadError(f"experts with {described} are not run on a GPU: give another checkpoint")

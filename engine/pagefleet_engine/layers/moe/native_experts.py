@@ -130,4 +130,5 @@ class NativeExperts:
 def _product(matrix: Matrix, start: int, stop: int) -> PackedProduct:
     kernel = matrix.kernel(start, stop)
     assert isinstance(kernel, NativeLinear), "the form is theirs"
+    assert isinstance(kernel.product, PackedProduct), "the form is theirs"
     return kernel.product
