@@ -118,7 +118,12 @@ def specs(arguments: argparse.Namespace) -> list[EngineSpec]:
         env = {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_KVCACHE_SPACE": "4"} | (
             {"LD_PRELOAD": preload} if preload else {}
         )
-        options = {"dtype": arguments.vllm_dtype, "max_model_len": 2048, "max_num_seqs": 256, "max_num_batched_tokens": 4096}
+        options = {
+            "dtype": arguments.vllm_dtype,
+            "max_model_len": 2048,
+            "max_num_seqs": 256,
+            "max_num_batched_tokens": 4096,
+        }
         found.append(EngineSpec("vllm", "vllm", arguments.vllm_python, options, env))
     if arguments.transformers_python:
         for size in (1, 16):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,7 +17,12 @@ from tests.example_counts import examples
 from tests.fakes.native_kernels import native_libraries
 
 SETS = {library.instruction_set: library for library in native_libraries()}
-AFTER = {"nothing": lambda y, _: y, "add": torch.add, "multiply": torch.mul, "relu": lambda y, _: y.relu()}
+AFTER: dict[Then, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "nothing": lambda y, _: y,
+    "add": torch.add,
+    "multiply": torch.mul,
+    "relu": lambda y, _: y.relu(),
+}
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 pytestmark = pytest.mark.skipif(not SETS, reason="the kernels of the CPU were not compiled")

@@ -20,11 +20,7 @@ from pagefleet_engine.layers.quantization.form import Form, form_on
 from pagefleet_engine.layers.quantization.mxfp4 import Mxfp4Matrix, check_scales, mxfp4_columns, mxfp4_kept
 from pagefleet_engine.layers.quantization_scheme import BlockScheme, CodedScheme, QuantizationScheme, Scheme
 from pagefleet_engine.layers.shard import Shard, shard_of, stacked
-<<<<<<< HEAD
-from pagefleet_engine.layers.weight import Kept, Placement, Weight, parts_of
-=======
-from pagefleet_engine.layers.weight import Content, Kept, Placement, Weight
->>>>>>> b
+from pagefleet_engine.layers.weight import Content, Kept, Placement, Weight, parts_of
 
 InstallExpert = Callable[[int, Matrix], None]
 """Gets each expert's matrix, with the expert's number, once."""

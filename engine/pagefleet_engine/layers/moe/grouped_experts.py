@@ -151,9 +151,10 @@ class _Stack:
         self._check_bias()
 
     def _check_bias(self) -> None:
-        if self._bias_EO is not None and self._packed is not None:
+        bits = 4 if self._coded is not None else self._packed[0] if self._packed is not None else None
+        if self._bias_EO is not None and bits is not None:
             raise ModelLoadError(
-                f"experts with biases in {self._packed[0]} bits are not run on a GPU: give MXFP4 or a float type"
+                f"experts with biases in {bits} bits are not run on a GPU: give MXFP4 in one tensor, or a float type"
             )
 
     def _take_packed(self, expert: int, matrix: PackedMatrix) -> tuple[Tensor, Tensor]:
@@ -179,6 +180,7 @@ class _Stack:
         """Codes and scales; what one number is for each row is put in its place."""
         weights = matrix.weights
         self._coded = weights.table, weights.group
+        self._check_bias()
         if weights.factor_O is not None:
             if self._factor_EO is None:
                 self._factor_EO = weights.factor_O.new_empty(self._num_experts, *weights.factor_O.shape)
@@ -198,11 +200,7 @@ class _Stack:
             torch.maximum(self._input_scale, next(stored), out=self._input_scale)
 
     def _of_each(self) -> list[Tensor]:
-<<<<<<< HEAD
-        parts = (self._values_EOI, self._scales, self._zeros_EOG, self._order_EI, self._bias_EO)
-=======
-        parts = (self._values_EOI, self._scales, self._zeros_EOG, self._factor_EO, self._order_EI, self.bias_EO)
->>>>>>> b
+        parts = (self._values_EOI, self._scales, self._zeros_EOG, self._factor_EO, self._order_EI, self._bias_EO)
         return [one for one in parts if one is not None]
 
     def product(self, x_RI: Tensor, experts_RK: Tensor, blocks: ExpertBlocks, gate: Gate | None = None) -> Tensor:
@@ -215,22 +213,13 @@ class _Stack:
             x_RI = self._inputs.round_trip(x_RI)
         x = x_RI if self._rounding is None else quantize(x_RI, self._rounding)
         if self._packed is not None:
-<<<<<<< HEAD
-            if self._order_EI is not None:
-                x_RI, top_k = order_inputs(x_RI, self._order_EI, experts_RK), 1
-            return self._packed_product(self._packed, x_RI, blocks, top_k, gate)
-        weights = ExpertWeights(self._values_EOI, self._scales, self._block, self._bias_EO)
-        rounded = x_RI if self._rounding is None else quantize(x_RI, self._rounding)
-        return grouped_matmul(rounded, weights, blocks, x_RI.dtype, top_k=top_k, gate=gate)
-=======
             packed = self._packed_weights(*self._packed)
             return grouped_packed_matmul(x, packed, self._num_experts, blocks, dtype, top_k=top_k, gate=gate)
         if self._coded is not None:
             coded = self._coded_weights(*self._coded)
             return grouped_coded_matmul(x_RI, coded, self._num_experts, blocks, top_k=top_k, gate=gate)
-        weights = ExpertWeights(self._values_EOI, self._scales, self._block, self.bias_EO)
+        weights = ExpertWeights(self._values_EOI, self._scales, self._block, self._bias_EO)
         return grouped_matmul(x, weights, blocks, dtype, top_k=top_k, gate=gate)
->>>>>>> b
 
     def _packed_weights(self, bits: int, group: int | None) -> PackedWeights:
         values_OJ, scales_OG = self._rows()
