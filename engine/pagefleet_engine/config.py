@@ -241,13 +241,16 @@ class EngineConfig:
         return self.max_requests + self.scheduler.max_num_queued_reqs * self.parallel.data_ranks
 
     def __post_init__(self) -> None:
-        if self.kv_transfer.connectors and self.parallel.distributed_executor_backend == "ray":
-            raise ConfigError("kv_connector does not go with ranks that Ray places: leave one of the two out")
         plane = self.kv_transfer.kv_data_plane
         if plane == "nccl" and self.parallel.shares_experts:
             raise ConfigError(
                 "enable_expert_parallel has copies of the model share experts, and nothing orders kv_data_plane nccl "
                 "and what they send each other: give auto, cuda_ipc or tcp"
+            )
+        if plane == "cuda_ipc" and self.parallel.is_networked:
+            raise ConfigError(
+                "kv_data_plane cuda_ipc is of one machine, and ranks may be on others (nnodes, or "
+                "distributed_executor_backend ray): give auto or tcp"
             )
         if self.parallel.world_size == 1:
             return
@@ -256,8 +259,6 @@ class EngineConfig:
             raise ConfigError(f"{ranks} torch.compile cannot trace what ranks send each other: leave compile out")
         if plane == "nccl":
             raise ConfigError(f"{ranks} nothing orders kv_data_plane nccl and their sums: give auto, cuda_ipc or tcp")
-        if plane == "cuda_ipc" and self.parallel.is_networked:
-            raise ConfigError(f"{ranks} kv_data_plane cuda_ipc is of one machine: give auto or tcp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

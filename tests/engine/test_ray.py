@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -65,6 +66,23 @@ def test_ranks_under_ray_answer_as_one_process_and_end_with_an_actor(cluster: No
     llm.shutdown()
     _, left = psutil.wait_procs(placed, 60)
     assert not left
+
+
+def test_blocks_of_ranks_under_ray_are_those_of_one_process(cluster: None, tmp_path: Path) -> None:
+    """A file that one engine wrote is read by the other, whichever has its ranks under Ray."""
+
+    def told(folder: str, **settings: Any) -> tuple[tuple[int, ...], int]:
+        kept = made(kv_connector="file", kv_offload_dir=str(tmp_path / folder), **settings)
+        prompt = {"prompt_token_ids": [number % 200 + 3 for number in range(100)]}
+        (result,) = kept.generate([prompt], GREEDY, use_tqdm=False)
+        kept.shutdown()
+        return tuple(result.outputs[0].token_ids), result.num_cached_tokens or 0
+
+    ranks: dict[str, Any] = {"tensor_parallel_size": 2, "distributed_executor_backend": "ray"}
+    tokens, _ = told("by one")
+    assert told("by one", **ranks) == (tokens, 96)
+    assert told("by ranks", **ranks) == (tokens, 0)
+    assert told("by ranks") == (tokens, 96)
 
 
 def test_a_server_whose_ranks_ray_places() -> None:
