@@ -390,6 +390,11 @@ def _check_nodes(parallel: Parallelism, server: ServerConfig) -> None:
         raise ConfigError("headless is for node_rank 1 and on: node 0 has the server; give this one its --node-rank")
     if parallel.node_rank > 0 and not server.headless:
         raise ConfigError(f"node_rank is {parallel.node_rank}, and the server is node 0's: add --headless")
+    if parallel.nnodes > 1 and parallel.data_parallel_size > parallel.data_ranks:
+        raise ConfigError(
+            f"nnodes is {parallel.nnodes}, and copies of the model would have servers of their own: leave "
+            "data_parallel_multi_port_external_lb and data_parallel_rank out, or start an engine for each copy"
+        )
     if parallel.nnodes > 1 and server.fleet_key_file is None:
         raise ConfigError(NO_FLEET_KEY)
 

@@ -50,8 +50,8 @@ from pagefleet_engine.nodes.messages import (
     decode_to_leader,
     encode,
 )
+from pagefleet_engine.nodes.model_copy import ONLY_COPY, ModelCopy
 from pagefleet_engine.ranks.doorbell import Doorbell
-from pagefleet_engine.ranks.rendezvous import RendezvousTable
 
 HEARTBEAT_MS, SILENCE_MS = 1_000, 7_000
 """Of connections: one that is silent for so long counts as lost on either side."""
@@ -228,6 +228,7 @@ class Terms:
     """Of each rank on a CPU."""
     commit: str | None = None
     """Of the model."""
+    of: ModelCopy = ONLY_COPY
 
 
 class NodeLink:
@@ -259,7 +260,7 @@ class NodeLink:
         """No node comes or leaves while it is decided whether all are there."""
         self._suspect_until = 0.0
         self._warn_at = 0.0
-        self.rendezvous = RendezvousTable()
+        self.rendezvous = terms.of.rendezvous()
         self.nodes = {node: RemoteNode(node, ranks, self._put, key) for node, ranks in nodes}
         try:
             self._gate = CurveGate(self._context, key, "node")
@@ -339,7 +340,8 @@ class NodeLink:
         if not (node.is_present and self._is_begun.is_set()):
             return Still()
         node.is_present = False
-        return Start(self._terms.config, (node.ranks.start, node.ranks.stop), self._terms.num_threads)
+        ranks = node.ranks.start, node.ranks.stop
+        return Start(self._terms.config, ranks, self._terms.num_threads, self._terms.of.together)
 
     def _send_all(self) -> None:
         while self._outbox:
@@ -395,7 +397,10 @@ class NodeLink:
         why = refusal_of(hello, self._terms.config)
         node = self.nodes.get(hello.node_rank)
         if why is None and node is None:
-            known = f"{min(self.nodes)} to {max(self.nodes)}"
+            if 0 < hello.node_rank < self._terms.config.parallel.nnodes:  # its ranks are of other copies
+                self._send(peer, encode(Welcome(self._terms.commit)))
+                return
+            known = f"1 to {self._terms.config.parallel.nnodes - 1}"
             why = f"nodes beside the leader have --node-rank {known}: give it one of these"
         elif why is None and node is not None and node.has_come:
             why = f"node {hello.node_rank} is {node.host} already: give each node a --node-rank of its own"
