@@ -120,7 +120,7 @@ async def expected_of(model: str) -> list[list[int]]:
     ],
     ids=str,
 )
-def test_tokens_are_those_of_one_rank(
+def test_tokens_of_copies_are_those_of_one_rank(
     machines: Make, family: str, settings: dict[str, Any], make_checkpoint: Callable[..., Path]
 ) -> None:
     async def test() -> None:
