@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,17 @@ def test_blocks_of_ranks_under_ray_are_those_of_one_process(cluster: None, tmp_p
     assert told("by one", **ranks) == (tokens, 96)
     assert told("by ranks", **ranks) == (tokens, 0)
     assert told("by ranks") == (tokens, 96)
+
+
+def test_copies_whose_experts_are_with_ranks_under_ray(cluster: None, make_checkpoint: Callable[..., Path]) -> None:
+    def told(**settings: Any) -> list[list[int]]:
+        fixed: dict[str, Any] = {"dtype": "float32", "device": "cpu", "num_kv_blocks": 256, "num_threads": 2}
+        prompts = [{"prompt_token_ids": [number + 5 * place for place in range(9)]} for number in range(4)]
+        with LLM(str(make_checkpoint("qwen3_moe")), skip_tokenizer_init=True, **fixed, **settings) as llm:
+            return [[*one.outputs[0].token_ids] for one in llm.generate(prompts, GREEDY, use_tqdm=False)]
+
+    copies: dict[str, Any] = {"data_parallel_size": 2, "enable_expert_parallel": True}
+    assert told(**copies, distributed_executor_backend="ray") == told()
 
 
 def test_a_server_whose_ranks_ray_places() -> None:
