@@ -148,8 +148,8 @@ def test_a_machine_that_is_lost_ends_all(
         follower = two.follow()
         client = await two.lead()
         await tokens(client, 0)
-        running = [asyncio.create_task(tokens(client, number, 2000)) for number in range(4)]
-        await eventually(lambda: client.stats is not None and client.stats.requests_running > 0)
+        running = [asyncio.create_task(tokens(client, number, 400)) for number in range(8)]
+        await eventually(lambda: client.stats is not None and client.stats.steps > 20, 200)
         pids = client.core_pids
         if how == "killed":
             os.kill(follower.process.pid, signal.SIGKILL)

@@ -7,7 +7,6 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
-from pagefleet_engine.client.data_ranks import rank_configs
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.errors import EngineError
 from pagefleet_engine.executor.vital_signs import RankProgress
@@ -21,15 +20,18 @@ class Followers:
     was started as the leader was, also one that comes to a port of a copy which the leader does not have.
 
     Args:
-        config: of the engine, on this machine.
+        configs: of each copy's engine core, on this machine.
         leader: whom they follow, and where the first copy's machines come.
         welcomed: is called once the leader has let this machine in, with the commit of its model.
     """
 
     def __init__(
-        self, config: EngineConfig, leader: LeaderAddress, welcomed: Callable[[str | None], None] = lambda _: None
+        self,
+        configs: Sequence[EngineConfig],
+        leader: LeaderAddress,
+        welcomed: Callable[[str | None], None] = lambda _: None,
     ) -> None:
-        parallel, configs = config.parallel, rank_configs(config)
+        parallel = configs[0].parallel
 
         def follower(copy: int) -> Follower:
             port = leader.port + parallel.port_of(copy) - parallel.port_of(0)

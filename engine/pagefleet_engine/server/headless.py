@@ -20,6 +20,7 @@ from pagefleet_protocol.load_progress import LoadProgress
 from pagefleet_protocol.settings.log import set_up_logging
 from starlette.types import Receive, Scope, Send
 
+from pagefleet_engine.client.data_ranks import rank_configs
 from pagefleet_engine.config import EngineConfig, ServerConfig
 from pagefleet_engine.engine_core.model_folder import resolve_model_folder
 from pagefleet_engine.errors import ConfigError, EngineDead
@@ -57,7 +58,7 @@ def serve_headless(config: EngineConfig, server: ServerConfig) -> int:
 
 async def _serve(config: EngineConfig, server: ServerConfig, leader: LeaderAddress, listener: Listener) -> int:
     loading, commit = Loading(), LeadersCommit()
-    follower = Followers(without_token(config), leader, commit.told)
+    follower = Followers(rank_configs(without_token(config)), leader, commit.told)
     app = _Probes(follower, LoadingApp(loading.progress), config.parallel.node_rank)
     with StopSignals() as signals, listener:
         async with FrontDoor(listener.sock, app), telling(loading):
