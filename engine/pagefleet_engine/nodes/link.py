@@ -239,7 +239,7 @@ class NodeLink:
         host: to listen on, where that is an address of this machine; else it listens on all of them.
         port: to listen on; 0: a free one.
         key: of the fleet.
-        first_node: number of the first of the remote nodes.
+        nodes: number and ranks of each of the other machines.
 
     Raises:
         ConfigError: the port cannot be used; AddressTaken: somebody else listens there.
@@ -395,24 +395,21 @@ class NodeLink:
 
     def _meet(self, peer: bytes, hello: Hello) -> None:
         why = refusal_of(hello, self._terms.config)
-        node = self.nodes.get(hello.node_rank)
-        if why is None and node is None:
-            if 0 < hello.node_rank < self._terms.config.parallel.nnodes:  # its ranks are of other copies
-                self._send(peer, encode(Welcome(self._terms.commit)))
-                return
-            known = f"1 to {self._terms.config.parallel.nnodes - 1}"
-            why = f"nodes beside the leader have --node-rank {known}: give it one of these"
+        node, last = self.nodes.get(hello.node_rank), self._terms.config.parallel.nnodes - 1
+        if why is None and node is None and not 0 < hello.node_rank <= last:
+            why = f"nodes beside the leader have --node-rank 1 to {last}: give it one of these"
         elif why is None and node is not None and node.has_come:
             why = f"node {hello.node_rank} is {node.host} already: give each node a --node-rank of its own"
-        if why is not None or node is None:
+        if why is not None:
             line = f"node {hello.node_rank} on {hello.host}: {why}"
             if node is not None and not node.has_come:
                 node.last_refusal = line
             _log.warning("refused %s", line)
             self._send(peer, encode(Refused(line)))
             return
-        node.came(peer, hello)
-        _log.info("node %d is %s (%s)", hello.node_rank, hello.host, hello.address)
+        if node is not None:  # else its ranks are of other copies
+            node.came(peer, hello)
+            _log.info("node %d is %s (%s)", hello.node_rank, hello.host, hello.address)
         self._send(peer, encode(Welcome(self._terms.commit)))
 
     def _check_present(self, peer: bytes, node: RemoteNode, present: Present) -> None:
