@@ -43,7 +43,7 @@ from pagefleet_engine.nodes.model_copy import ModelCopy
 from pagefleet_engine.nodes.ray_actors import RayMachines
 from pagefleet_engine.ranks.communicators import Communicators
 from pagefleet_engine.ranks.copies import CopyGroups
-from pagefleet_engine.ranks.network import address_towards
+from pagefleet_engine.ranks.network import named_address
 from pagefleet_engine.ranks.parallelism import WHOLE, Parallelism
 from pagefleet_engine.ranks.together import TogetherHandles, patience_s
 from pagefleet_engine.startup import StartupTimes
@@ -176,7 +176,7 @@ def _machines(config: EngineConfig, folder: Path, identity: EngineIdentity, grou
     shares = [] if group is None else [group.handles.of_rank(number, rank) for rank in range(parallel.world_size)]
     if parallel.nnodes == 1:
         return partial(ThisMachine, shares=shares)
-    address = address_towards(str(parallel.master_addr), parallel.master_port)
+    address = named_address(str(parallel.master_addr), parallel.master_port)
     return partial(ThisMachine, shares=shares, rendezvous=of.rendezvous(), address=address)
 
 

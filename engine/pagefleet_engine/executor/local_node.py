@@ -116,11 +116,8 @@ class LocalNode:
                 copies=memory.copies(place),
                 planes=memory.planes(place),
             )
-            environment = (
-                {}
-                if on_cpu
-                else {"CUDA_VISIBLE_DEVICES": _visible_devices()[self._first_device + place], **self._network()}
-            )
+            seen = "" if on_cpu else _visible_devices()[self._first_device + place]
+            environment = {} if on_cpu else {"CUDA_VISIBLE_DEVICES": seen, **self._network()}
             try:
                 inherited = (*memory.fds(place), *(() if copies is None else copies.fds))
                 rank.start(start, command, environment, inherited)

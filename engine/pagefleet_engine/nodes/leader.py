@@ -19,7 +19,7 @@ from pagefleet_engine.nodes.agreement import commit_of, model_digest
 from pagefleet_engine.nodes.link import NodeLink, Terms
 from pagefleet_engine.nodes.messages import Present
 from pagefleet_engine.nodes.model_copy import ONLY_COPY, ModelCopy
-from pagefleet_engine.ranks.network import address_towards
+from pagefleet_engine.ranks.network import address_towards, named_address
 
 _LOOK_S = 0.05
 _log = logging.getLogger(__name__)
@@ -70,7 +70,8 @@ class SeveralMachines:
         if not (ranks := parallel.ranks_of(0, self._copy.number)):
             return
         others = [node.address for node in link.nodes.values()]
-        address = address_towards(others[0] if others else str(parallel.master_addr), link.port)
+        master = str(parallel.master_addr)
+        address = address_towards(others[0], link.port) if others else named_address(master, link.port)
         shares = self._copy.shares(len(ranks))
         here = LocalNode(ranks, self._config, self._device, link.rendezvous, address, shares)
         self.nodes.insert(0, here)
