@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from pagefleet_engine.errors import ConfigError
@@ -33,7 +34,7 @@ def test_a_rank_s_name_says_what_its_number_does_not() -> None:
     ]
 
 
-def over(nodes: int, copies: int, **sizes: int) -> Parallelism:
+def over(nodes: int, copies: int, **sizes: Any) -> Parallelism:
     return Parallelism(nnodes=nodes, data_parallel_size=copies, master_addr="node-0", **sizes)
 
 
