@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from pagefleet_engine.errors import ConfigError
-from pagefleet_engine.ranks import network
 from pagefleet_engine.ranks.network import named_address
 
 
@@ -21,7 +20,7 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return [(socket.AF_INET, socket.SOCK_DGRAM, 0, "", (known[host], port))]
 
-    monkeypatch.setattr(network.socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
     return known
 
 
