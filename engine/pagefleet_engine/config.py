@@ -241,13 +241,16 @@ class EngineConfig:
         return self.max_requests + self.scheduler.max_num_queued_reqs * self.parallel.data_ranks
 
     def __post_init__(self) -> None:
-        if self.kv_transfer.connectors and self.parallel.distributed_executor_backend == "ray":
-            raise ConfigError("kv_connector does not go with ranks that Ray places: leave one of the two out")
         plane = self.kv_transfer.kv_data_plane
         if plane == "nccl" and self.parallel.shares_experts:
             raise ConfigError(
                 "enable_expert_parallel has copies of the model share experts, and nothing orders kv_data_plane nccl "
                 "and what they send each other: give auto, cuda_ipc or tcp"
+            )
+        if plane == "cuda_ipc" and self.parallel.is_networked:
+            raise ConfigError(
+                "kv_data_plane cuda_ipc is of one machine, and ranks may be on others (nnodes, or "
+                "distributed_executor_backend ray): give auto or tcp"
             )
         if self.parallel.world_size == 1:
             return
@@ -256,8 +259,6 @@ class EngineConfig:
             raise ConfigError(f"{ranks} torch.compile cannot trace what ranks send each other: leave compile out")
         if plane == "nccl":
             raise ConfigError(f"{ranks} nothing orders kv_data_plane nccl and their sums: give auto, cuda_ipc or tcp")
-        if plane == "cuda_ipc" and self.parallel.is_networked:
-            raise ConfigError(f"{ranks} kv_data_plane cuda_ipc is of one machine: give auto or tcp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -389,6 +390,11 @@ def _check_nodes(parallel: Parallelism, server: ServerConfig) -> None:
         raise ConfigError("headless is for node_rank 1 and on: node 0 has the server; give this one its --node-rank")
     if parallel.node_rank > 0 and not server.headless:
         raise ConfigError(f"node_rank is {parallel.node_rank}, and the server is node 0's: add --headless")
+    if parallel.nnodes > 1 and parallel.data_parallel_size > parallel.data_ranks:
+        raise ConfigError(
+            f"nnodes is {parallel.nnodes}, and copies of the model would have servers of their own: leave "
+            "data_parallel_multi_port_external_lb and data_parallel_rank out, or start an engine for each copy"
+        )
     if parallel.nnodes > 1 and server.fleet_key_file is None:
         raise ConfigError(NO_FLEET_KEY)
 

@@ -50,7 +50,10 @@ OWN_FLAGS = {
     "--headless": _FLEETS,
 }
 """Flags of `pagefleet serve` that come from elsewhere, and from where: fields to set instead."""
-ONE_COPY = "an engine is one copy of the model: leave out parallelism.data, and give spec.replicas"
+ONE_COPY = (
+    "copies that share no experts are engines by themselves: leave out parallelism.data, and give spec.replicas; or "
+    "give parallelism.expert"
+)
 BY_TCP = "K/V of several ranks goes by tcp: leave out disaggregation.dataPlane"
 PORTS_OF_A_POOL = 8
 """Of inference.networking.k8s.io/v1."""
@@ -95,7 +98,7 @@ def _one_copy_over_nodes(spec: InferenceServiceSpec) -> bool:
     spread = (spec.nodes or 1) > 1 or (
         gpus > 0 and spec.parallelism.tensor is not None and _ranks(spec.parallelism) > gpus
     )
-    return not spread or (spec.parallelism.data or 1) == 1
+    return not spread or (spec.parallelism.data or 1) == 1 or bool(spec.parallelism.expert)
 
 
 def _fits_a_pool(spec: InferenceServiceSpec) -> bool:
@@ -138,6 +141,7 @@ def _cel_or_one(field: str) -> str:
 
 
 _TENSOR, _PIPELINE, _DATA = (f"parallelism.{name}" for name in ("tensor", "pipeline", "data"))
+_EXPERT = "parallelism.expert"
 _CEL_RANKS = " * ".join(map(_cel_or_one, (_TENSOR, _PIPELINE, _DATA)))
 _CEL_NODES = _cel_or_one("nodes")
 _CEL_GPUS = "(has(self.resources.gpus) ? self.resources.gpus : 0)"
@@ -172,7 +176,7 @@ RANK_RULES = (
     ),
     Rule(
         _SPEC,
-        f"{_cel_or_one(_DATA)} == 1 || {_CEL_NODES} == 1 && "
+        f"{_cel_or_one(_DATA)} == 1 || has(self.{_EXPERT}) && self.{_EXPERT} || {_CEL_NODES} == 1 && "
         f"({_CEL_GPUS} == 0 || !has(self.{_TENSOR}) || {_CEL_RANKS} <= {_CEL_GPUS})",
         f"with several nodes {ONE_COPY}",
         _one_copy_over_nodes,

@@ -10,6 +10,8 @@ from pagefleet_protocol.resource_base import Object
 
 MAX_RANKS = 16
 """Of an engine on one node: no node has more GPUs."""
+MAX_COPIES = 4 * MAX_RANKS
+"""Of the model in one engine."""
 MAX_NODES = 64
 """Of one engine."""
 
@@ -21,8 +23,9 @@ class Parallelism(Object):
     """Ranks that compute every layer together, each a part of its heads; default: one for each GPU of a node."""
     pipeline: Annotated[int, Field(ge=1, le=MAX_NODES)] | None = None
     """Stages, each of which has some of the layers; default: one for each node."""
-    data: Annotated[int, Field(ge=1, le=MAX_RANKS)] | None = None
-    """Copies of the model, each with tensor * pipeline ranks and an engine by itself for routers; default 1."""
+    data: Annotated[int, Field(ge=1, le=MAX_COPIES)] | None = None
+    """Copies of the model, each with tensor * pipeline ranks and an engine by itself for routers; default 1. On several
+    nodes only with `expert`."""
     expert: bool | None = None
     """Whether ranks have some experts of a mixture whole, not a part of each. Copies then have each expert once among
     them, and are one engine for routers; default: false."""

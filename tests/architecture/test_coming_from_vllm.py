@@ -21,6 +21,7 @@ VALUES = {
     "guided_decoding_backend": "xgrammar",
     "device": "cpu",
     "distributed_executor_backend": "ray",
+    "data_parallel_backend": "ray",
     "all2all_backend": "all2allv",
     "gpu_memory_utilization": "0.5",
     "hf_overrides": '{"rope_theta": 1e6}',
@@ -100,9 +101,10 @@ def test_a_flag_does_what_the_table_says(name: str, option: ForeignOption, capsy
                 read(name, option, "false" if "true" in option.neutral else "true", spelling)
             assert str(refused.value).endswith(f": {option.remark}")
         return
+    value = VALUES.get(name, "true" if option.takes == "switch" else "4")
     for spelling in ("", *option.flags):
-        given = read(name, option, VALUES.get(name, "true" if option.takes == "switch" else "4"), spelling)
-        assert (given.keys() - {"model"}) == ({option.means or name} if not option.cases else {*option.cases["true"]})
+        given = read(name, option, value, spelling)
+        assert (given.keys() - {"model"}) == ({option.means or name} if not option.cases else {*option.cases[value]})
     assert capsys.readouterr().err == ""
 
 

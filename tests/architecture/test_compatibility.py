@@ -89,6 +89,7 @@ CALLS: dict[tuple[str, str], Callable[[Path], object]] = {
         lambda _: serve(MODEL, "-pp", "2", "--compile"),
     ),
     ("Ranks on several machines", OFFLINE): lambda _: LLM(MODEL, tensor_parallel_size=2, nnodes=2),
+    ("Copies of a model on several machines", OFFLINE): lambda _: LLM(MODEL, data_parallel_size=2, nnodes=2),
     ("Behind a gateway, with prefill and decode apart", SERVICE): lambda _: parse_inference_service(
         service_document(disaggregation={}, router={"inferencePool": {}})
     ),

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -65,6 +66,34 @@ def test_ranks_under_ray_answer_as_one_process_and_end_with_an_actor(cluster: No
     llm.shutdown()
     _, left = psutil.wait_procs(placed, 60)
     assert not left
+
+
+def test_blocks_of_ranks_under_ray_are_those_of_one_process(cluster: None, tmp_path: Path) -> None:
+    """A file that one engine wrote is read by the other, whichever has its ranks under Ray."""
+
+    def told(folder: str, **settings: Any) -> tuple[tuple[int, ...], int]:
+        kept = made(kv_connector="file", kv_offload_dir=str(tmp_path / folder), **settings)
+        prompt = {"prompt_token_ids": [number % 200 + 3 for number in range(100)]}
+        (result,) = kept.generate([prompt], GREEDY, use_tqdm=False)
+        kept.shutdown()
+        return tuple(result.outputs[0].token_ids), result.num_cached_tokens or 0
+
+    ranks: dict[str, Any] = {"tensor_parallel_size": 2, "distributed_executor_backend": "ray"}
+    tokens, _ = told("by one")
+    assert told("by one", **ranks) == (tokens, 96)
+    assert told("by ranks", **ranks) == (tokens, 0)
+    assert told("by ranks") == (tokens, 96)
+
+
+def test_copies_whose_experts_are_with_ranks_under_ray(cluster: None, make_checkpoint: Callable[..., Path]) -> None:
+    def told(**settings: Any) -> list[list[int]]:
+        fixed: dict[str, Any] = {"dtype": "float32", "device": "cpu", "num_kv_blocks": 256, "num_threads": 2}
+        prompts = [{"prompt_token_ids": [number + 5 * place for place in range(9)]} for number in range(4)]
+        with LLM(str(make_checkpoint("qwen3_moe")), skip_tokenizer_init=True, **fixed, **settings) as llm:
+            return [[*one.outputs[0].token_ids] for one in llm.generate(prompts, GREEDY, use_tqdm=False)]
+
+    copies: dict[str, Any] = {"data_parallel_size": 2, "enable_expert_parallel": True}
+    assert told(**copies, distributed_executor_backend="ray") == told()
 
 
 def test_a_server_whose_ranks_ray_places() -> None:

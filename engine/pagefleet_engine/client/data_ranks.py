@@ -77,17 +77,21 @@ def rank_configs(config: EngineConfig) -> list[EngineConfig]:
     return [
         replace(
             config,
-            model=_share_of_model(config.model, rank, count),
+            model=_share_of_model(config, rank),
             kv_transfer=_share_of_transfer(config.kv_transfer, rank, count, has_port=alone is None),
         )
         for rank in (range(count) if alone is None else [alone])
     ]
 
 
-def _share_of_model(config: ModelConfig, rank: int, count: int) -> ModelConfig:
+def _share_of_model(config: EngineConfig, rank: int) -> ModelConfig:
     """Each rank draws other numbers for requests without a seed; random weights, which are of the seed, stay alike."""
-    seed = config.seed if config.load_format == "dummy" else config.seed + (rank << 32)
-    return replace(config, num_threads=max(1, cpu_threads(config.num_threads) // count), seed=seed)
+    model, parallel = config.model, config.parallel
+    seed = model.seed if model.load_format == "dummy" else model.seed + (rank << 32)
+    if parallel.nnodes > 1 and model.num_threads is None:
+        return replace(model, seed=seed)  # each machine has cores of its own
+    threads = max(1, cpu_threads(model.num_threads) // parallel.copies_a_node)
+    return replace(model, num_threads=threads, seed=seed)
 
 
 def _share_of_transfer(config: KVTransferConfig, rank: int, count: int, *, has_port: bool) -> KVTransferConfig:
@@ -105,7 +109,8 @@ def _share_of_transfer(config: KVTransferConfig, rank: int, count: int, *, has_p
 
 
 def rank_devices(config: EngineConfig, gpus: Sequence[str]) -> list[Mapping[str, str]]:
-    """Return the variables by which each of several ranks sees no GPUs but its own.
+    """Return the variables by which each of several ranks sees no GPUs but its own; over several machines who starts
+    ranks there knows.
 
     Args:
         config: of the engine.
@@ -114,19 +119,23 @@ def rank_devices(config: EngineConfig, gpus: Sequence[str]) -> list[Mapping[str,
     Raises:
         ConfigError: they are not enough, or there is no GPU and the cores are by far not enough.
     """
-    count, each = config.parallel.data_parallel_size, config.parallel.world_size
+    parallel = config.parallel
+    count, here = parallel.data_parallel_size, len(parallel.copies_on(0))
+    each = len(parallel.ranks_of(0))
     if config.model.device == "cpu" or not gpus:
-        if count * each > RANKS_PER_CORE * (cores := usable_cores()):
+        if here * each > RANKS_PER_CORE * (cores := usable_cores()):
             raise ConfigError(
-                f"data_parallel_size {count} takes {count * each} processes that compute, and {cores} cores can be "
-                f"used: give {max(1, RANKS_PER_CORE * cores // each)} at most"
+                f"data_parallel_size {count} takes {here * each} processes that compute, and {cores} cores can be "
+                f"used: give {max(1, RANKS_PER_CORE * cores // each) * parallel.nnodes} at most"
             )
         return [{}] * count
-    if len(gpus) < count * each:
+    if len(gpus) < here * each:
         raise ConfigError(
-            f"data_parallel_size {count} takes {count * each} GPUs, and {len(gpus)} can be seen: lower it, or let "
+            f"data_parallel_size {count} takes {here * each} GPUs, and {len(gpus)} can be seen: lower it, or let "
             "CUDA_VISIBLE_DEVICES name more"
         )
+    if parallel.nnodes > 1:
+        return [{}] * count
     return [{"CUDA_VISIBLE_DEVICES": ",".join(gpus[rank * each : (rank + 1) * each])} for rank in range(count)]
 
 

@@ -31,7 +31,7 @@ from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.executor.executor import CacheFacts
 from pagefleet_engine.executor.in_process import InProcessExecutor
 from pagefleet_engine.executor.machines import ThisMachine
-from pagefleet_engine.executor.processes import ProcessExecutor
+from pagefleet_engine.executor.processes import MakeMachines, ProcessExecutor
 from pagefleet_engine.executor.rank_pages import kv_shards
 from pagefleet_engine.grammars.compiler import GrammarCompiler, GrammarLimits
 from pagefleet_engine.grammars.vocabulary import VocabularyFiles
@@ -39,9 +39,11 @@ from pagefleet_engine.loader.memory import free_bytes
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.nodes.leader import SeveralMachines
+from pagefleet_engine.nodes.model_copy import ModelCopy
 from pagefleet_engine.nodes.ray_actors import RayMachines
 from pagefleet_engine.ranks.communicators import Communicators
 from pagefleet_engine.ranks.copies import CopyGroups
+from pagefleet_engine.ranks.network import named_address
 from pagefleet_engine.ranks.parallelism import WHOLE, Parallelism
 from pagefleet_engine.ranks.together import TogetherHandles, patience_s
 from pagefleet_engine.startup import StartupTimes
@@ -149,31 +151,33 @@ def _load(
 ) -> tuple[InProcessExecutor | ProcessExecutor, Waves | None]:
     """Load the model, and join the data ranks that step together, if they do."""
     parallel = config.parallel
-    if group is not None:
-        return _load_copy(config, folder, arch, times, group), group.waves(parallel)
-    if parallel.is_alone:
-        return InProcessExecutor(config, folder, arch, times), None
-    if parallel.distributed_executor_backend == "ray":
-        machines = partial(RayMachines, folder=folder)
-        return ProcessExecutor(config, folder, arch, times, machines=machines), None
-    if parallel.nnodes == 1:
-        return ProcessExecutor(config, folder, arch, times), None
-    several = partial(SeveralMachines, folder=folder, fleet_key_file=identity.fleet_key_file)
-    return ProcessExecutor(config, folder, arch, times, machines=several), None
-
-
-def _load_copy(
-    config: EngineConfig, folder: Path, arch: ModelArch, times: StartupTimes, group: DataGroup
-) -> InProcessExecutor | ProcessExecutor:
-    """Load the model as one of several copies that step together."""
-    parallel = config.parallel
-    shares = [group.handles.of_rank(group.copy, rank) for rank in range(parallel.world_size)]
     if not parallel.is_alone:
-        return ProcessExecutor(config, folder, arch, times, machines=partial(ThisMachine, shares=shares))
-    copies = CopyGroups(shares[0], WHOLE, on_gpu=group.on_gpu)
-    executor = InProcessExecutor(config, folder, arch, times, Communicators(data=copies.data, halves=copies.halves))
+        machines = _machines(config, folder, identity, group)
+        executor = ProcessExecutor(config, folder, arch, times, machines=machines)
+        return executor, None if group is None else group.waves(parallel)
+    if group is None:
+        return InProcessExecutor(config, folder, arch, times), None
+    copies = CopyGroups(group.handles.of_rank(group.copy, 0), WHOLE, on_gpu=group.on_gpu)
+    ranks = Communicators(data=copies.data, halves=copies.halves)
+    alone = InProcessExecutor(config, folder, arch, times, ranks)
     copies.end_loading(patience_s(parallel))
-    return executor
+    return alone, group.waves(parallel)
+
+
+def _machines(config: EngineConfig, folder: Path, identity: EngineIdentity, group: DataGroup | None) -> MakeMachines:
+    """Where the ranks of a copy of the model are."""
+    parallel = config.parallel
+    number = parallel.data_parallel_rank or 0 if group is None else group.copy
+    of = ModelCopy(number, None if group is None else group.handles.meeting)
+    if parallel.distributed_executor_backend == "ray":
+        return partial(RayMachines, folder=folder, of=of)
+    if parallel.nnodes > 1 and (number == 0 or parallel.nodes_of(number).stop > 1):
+        return partial(SeveralMachines, folder=folder, fleet_key_file=identity.fleet_key_file, of=of)
+    shares = [] if group is None else [group.handles.of_rank(number, rank) for rank in range(parallel.world_size)]
+    if parallel.nnodes == 1:
+        return partial(ThisMachine, shares=shares)
+    address = named_address(str(parallel.master_addr), parallel.master_port)
+    return partial(ThisMachine, shares=shares, rendezvous=of.rendezvous(), address=address)
 
 
 def _grammars(config: EngineConfig, folder: Path, arch: ModelArch) -> GrammarCompiler | None:

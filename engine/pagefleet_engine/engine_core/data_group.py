@@ -60,11 +60,6 @@ def data_group(config: EngineConfig, arch: ModelArch, handles: TogetherHandles |
     """
     if handles is None or not (arch.steps_together or config.parallel.enable_expert_parallel):
         return None
-    if config.parallel.is_networked:
-        raise ConfigError(
-            f"the data ranks of a {arch.model_type} step together, and meet on one machine: leave "
-            "distributed_executor_backend out"
-        )
     if config.parallel.enable_dbo and arch.steps_together:
         raise ConfigError(
             f"the layers of a {arch.model_type} exchange more than experts' tokens, and not of half a step: leave "

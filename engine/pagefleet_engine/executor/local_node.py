@@ -63,9 +63,13 @@ class LocalNode:
         self._address = address
         self._copy_shares = shares
         self._ranks: list[LocalRank] = []
-        if device.type == "cuda" and (found := torch.cuda.device_count()) < len(ranks):
+        copy = shares[0].copy if shares else config.parallel.data_parallel_rank or 0
+        self._first_device = config.parallel.index_on_node(copy) * len(ranks)
+        """Of those that this process sees, where several copies of the model are on one of several machines."""
+        needed = self._first_device + len(ranks)
+        if device.type == "cuda" and (found := torch.cuda.device_count()) < needed:
             raise ConfigError(
-                f"{len(ranks)} ranks are to run on {self.host}, which shows {found} GPUs: lower tensor_parallel_size, "
+                f"{needed} ranks are to run on {self.host}, which shows {found} GPUs: lower tensor_parallel_size, "
                 "or give more nodes"
             )
         try:
@@ -112,7 +116,8 @@ class LocalNode:
                 copies=memory.copies(place),
                 planes=memory.planes(place),
             )
-            environment = {} if on_cpu else {"CUDA_VISIBLE_DEVICES": _visible_devices()[place], **self._network()}
+            seen = "" if on_cpu else _visible_devices()[self._first_device + place]
+            environment = {} if on_cpu else {"CUDA_VISIBLE_DEVICES": seen, **self._network()}
             try:
                 inherited = (*memory.fds(place), *(() if copies is None else copies.fds))
                 rank.start(start, command, environment, inherited)
@@ -247,7 +252,10 @@ def default_threads(config: EngineConfig, num_ranks: int) -> int:
 
 
 def _shares(config: EngineConfig, num_ranks: int) -> list[CoreShare]:
-    return share_cores(num_ranks, allowed_cores(), cpu_threads(config.model.num_threads))
+    given = config.model.num_threads
+    # Over several machines a copy of the model is given its share only where there was something to share.
+    copies = config.parallel.copies_a_node if given is None else 1
+    return share_cores(num_ranks, allowed_cores(), max(1, cpu_threads(given) // copies))
 
 
 def _send(asking: socket.socket, answer: bytes) -> None:

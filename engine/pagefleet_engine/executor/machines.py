@@ -11,7 +11,7 @@ import torch
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.executor.local_node import LocalNode
 from pagefleet_engine.executor.node import RankNode
-from pagefleet_engine.ranks.rendezvous import RendezvousTable
+from pagefleet_engine.ranks.rendezvous import Rendezvous, RendezvousTable
 from pagefleet_engine.ranks.together import CopyShares
 
 
@@ -43,14 +43,23 @@ class ThisMachine:
         config: of the engine.
         device: that they compute on.
         shares: what each has in common with those of other copies, where they step together.
+        rendezvous: answers what they ask.
+        address: of this machine, where other copies that step together are elsewhere.
 
     Raises:
         ConfigError: it has too little for them.
     """
 
-    def __init__(self, config: EngineConfig, device: torch.device, shares: Sequence[CopyShares] = ()) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        device: torch.device,
+        shares: Sequence[CopyShares] = (),
+        rendezvous: Rendezvous | None = None,
+        address: str = "",
+    ) -> None:
         ranks = range(config.parallel.world_size)
-        self._here = LocalNode(ranks, config, device, RendezvousTable(), shares=shares)
+        self._here = LocalNode(ranks, config, device, rendezvous or RendezvousTable(), address, shares)
         self.nodes: Sequence[RankNode] = [self._here]
         """See Machines."""
 

@@ -16,7 +16,6 @@ from pagefleet_kv.p2p.planes.device.copies import DevicePool
 from pagefleet_kv.p2p.planes.local_device import CARRIERS, LocalDevice
 from torch._C._distributed_c10d import PrefixStore
 
-from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.executor.asked_planes import PlaneServer
 from pagefleet_engine.executor.asked_pool import CopyServer
 from pagefleet_engine.executor.messages import Loaded, RankStart, digest
@@ -25,8 +24,8 @@ from pagefleet_engine.executor.ring_channel import RingInlet, RingOutlet
 from pagefleet_engine.executor.vital_signs import Awaited, OwnSigns
 from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.ranks.communicators import Communicators
-from pagefleet_engine.ranks.copies import CopyGroups
-from pagefleet_engine.ranks.group import Alone, RankGroup, TorchGroup, gloo_group, meet_by_nccl
+from pagefleet_engine.ranks.copies import CopyGroups, FarCopies
+from pagefleet_engine.ranks.group import Alone, RankGroup, TorchGroup, meet_by_gloo, meet_by_nccl
 from pagefleet_engine.ranks.peers import PeerGroup, open_peers, watch_peers
 from pagefleet_engine.ranks.shared_handles import SharedHandles
 from pagefleet_engine.ranks.shared_memory import SharedGroup
@@ -87,11 +86,14 @@ def _join_all(start: RankStart, signs: OwnSigns) -> tuple[Communicators, Callabl
         own = replace(own, links=_links(start, meeting, signs.awaiting(Awaited.STAGE)), world=world)
     if start.copy_shares is None:
         return own, end_loading
-    copies = CopyGroups(start.copy_shares, part, on_gpu=meeting.on_gpu, awaiting=signs.awaiting(Awaited.STAGE))
+    parallel = start.config.parallel
+    far = FarCopies(meeting.store, start.address, parallel) if parallel.is_networked else None
+    waiting = signs.awaiting(Awaited.STAGE)
+    copies = CopyGroups(start.copy_shares, part, on_gpu=meeting.on_gpu, awaiting=waiting, far=far)
 
     def end_all() -> None:
         end_loading()
-        copies.end_loading(patience_s(start.config.parallel))
+        copies.end_loading(patience_s(parallel))
 
     return replace(own, data=copies.data, experts=copies.experts, halves=copies.halves), end_all
 
@@ -104,7 +106,7 @@ def _links(start: RankStart, meeting: _Meeting, awaiting: Awaiting) -> StageLink
     part, shared = start.part, start.shared
     inlet = None if shared.inlet is None else RingInlet(shared.inlet, awaiting)
     outlet = None if shared.outlet is None else RingOutlet(shared.outlet, awaiting)
-    if not meeting.on_gpu and not start.config.parallel.is_networked:
+    if not meeting.on_gpu and start.num_places == start.size:
         return StageLinks(inlet, outlet)
     column, _ = meeting.torch_group(f"column {part.tensor}", part.stage, part.num_stages, awaiting)
     far = column.links()
@@ -117,7 +119,7 @@ class _Meeting:
     def __init__(self, start: RankStart) -> None:
         self.on_gpu = resolve_device(start.config.model.device).type == "cuda"
         self._start = start
-        self._store = RankStore(socket.socket(fileno=start.store), _LOAD_PATIENCE)
+        self.store = RankStore(socket.socket(fileno=start.store), _LOAD_PATIENCE)
 
     def group(
         self,
@@ -148,24 +150,17 @@ class _Meeting:
         Raises:
             ConfigError: they do not reach each other.
         """
-        store = PrefixStore(name, self._store)
+        store = PrefixStore(name, self.store)
         if self.on_gpu:
             group, set_timeout = meet_by_nccl(store, index, size, _LOAD_PATIENCE)
         else:
-            try:
-                group, set_timeout = gloo_group(store, index, size, _LOAD_PATIENCE, self._start.address, awaiting)
-            except RuntimeError as error:
-                line = " ".join(str(error).split())[:300]
-                raise ConfigError(
-                    f"gloo does not join the ranks ({line}): let nodes reach each other on any port, or name the "
-                    "network interface by GLOO_SOCKET_IFNAME"
-                ) from error
+            group, set_timeout = meet_by_gloo(store, index, size, _LOAD_PATIENCE, self._start.address, awaiting)
         return group, lambda: set_timeout(timedelta(seconds=PATIENCE_S))
 
     def with_peers(self, group: RankGroup, end_loading: Callable[[], None]) -> _Joined:
         """The group of this rank's stage with small sums in memory that its GPUs reach, where they do."""
         part, first = self._start.part, self._start.rank - self._start.part.tensor
-        memory = open_peers(PrefixStore(f"peers {part.stage}", self._store), group.index, group.size)
+        memory = open_peers(PrefixStore(f"peers {part.stage}", self.store), group.index, group.size)
         if memory is None:
             _log.info("small sums of the ranks go by NCCL too: not all of their GPUs reach each other's memory")
             return group, end_loading

@@ -57,7 +57,8 @@ def _shared(config: EngineConfig) -> EngineConfig:
     return replace(
         config,
         model=model,
-        parallel=replace(config.parallel, node_rank=0),
+        # Which copy of the model this is, the leader knows by its port.
+        parallel=replace(config.parallel, node_rank=0, data_parallel_rank=None),
         # What connects is the leader's; where it listens, and whom it asks, is nothing to the others.
         kv_transfer=KVTransferConfig(kv_connector=config.kv_transfer.kv_connector),
         execution=replace(config.execution, cache_dir=None),

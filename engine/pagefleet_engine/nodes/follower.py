@@ -53,6 +53,7 @@ from pagefleet_engine.nodes.messages import (
 )
 from pagefleet_engine.ranks.doorbell import Doorbell
 from pagefleet_engine.ranks.network import address_towards
+from pagefleet_engine.ranks.together import CopyShares
 from pagefleet_engine.worker.device import resolve_device
 
 BEAT_S = 0.5
@@ -268,7 +269,9 @@ class Follower:
         own = self._config.execution.cache_dir
         config = replace(start.config, execution=replace(start.config.execution, cache_dir=own))
         try:
-            local = LocalNode(range(*start.ranks), config, resolve_device(config.model.device), self, self._address)
+            ranks, device = range(*start.ranks), resolve_device(config.model.device)
+            shares = [] if start.together is None else [CopyShares(start.together)] * len(ranks)
+            local = LocalNode(ranks, config, device, self, self._address, shares)
             self._local = local
             local.start(str(self._folder), self._command, start.num_threads)
         except ConfigError as error:

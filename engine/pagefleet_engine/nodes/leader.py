@@ -18,7 +18,8 @@ from pagefleet_engine.executor.node import RankNode
 from pagefleet_engine.nodes.agreement import commit_of, model_digest
 from pagefleet_engine.nodes.link import NodeLink, Terms
 from pagefleet_engine.nodes.messages import Present
-from pagefleet_engine.ranks.network import address_towards
+from pagefleet_engine.nodes.model_copy import ONLY_COPY, ModelCopy
+from pagefleet_engine.ranks.network import address_towards, named_address
 
 _LOOK_S = 0.05
 _log = logging.getLogger(__name__)
@@ -27,25 +28,38 @@ _log = logging.getLogger(__name__)
 class SeveralMachines:
     """Implements `Machines` where followers come to a port of this one.
 
+    The first copy's link hears of every machine, also of those that have no ranks of it: so one that was started
+    otherwise is told what differs, whatever it takes itself for.
+
     Args:
         config: of the engine; it names the port.
         device: that ranks compute on.
         folder: of the model.
         fleet_key_file: of the secret that all have.
+        of: which copy of the model the ranks are.
 
     Raises:
         ConfigError: there is no secret, or the port cannot be used.
     """
 
-    def __init__(self, config: EngineConfig, device: torch.device, folder: Path, fleet_key_file: str | None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        device: torch.device,
+        folder: Path,
+        fleet_key_file: str | None,
+        of: ModelCopy = ONLY_COPY,
+    ) -> None:
         parallel = config.parallel
         assert parallel.master_addr is not None
-        self._config, self._device = config, device
-        remote = [(node, parallel.ranks_of(node)) for node in range(1, parallel.nnodes)]
+        self._config, self._device, self._copy = config, device, of
+        nodes = parallel.nodes_of(of.number)
+        remote = [(node, parallel.ranks_of(node, of.number)) for node in nodes if node > 0]
         present = Present(model_digest(folder), device.type)
-        self._num_threads = default_threads(config, len(parallel.ranks_of(0)))
-        terms = Terms(config, present, self._num_threads, commit_of(folder))
-        self._link = NodeLink(terms, parallel.master_addr, parallel.master_port, read_key(fleet_key_file), remote)
+        self._num_threads = default_threads(config, parallel.world_size // len(nodes))
+        terms = Terms(config, present, self._num_threads, commit_of(folder), of)
+        port = parallel.port_of(of.number)
+        self._link = NodeLink(terms, parallel.master_addr, port, read_key(fleet_key_file), remote)
         self.nodes: list[RankNode] = [*self._link.nodes.values()]
         """See Machines."""
 
@@ -53,8 +67,13 @@ class SeveralMachines:
         """See Machines. Waits until all machines have come."""
         link, parallel = self._link, self._config.parallel
         begin_with_all(link, parallel.rank_wait_timeout)
-        address = address_towards(next(iter(link.nodes.values())).address, link.port)
-        here = LocalNode(parallel.ranks_of(0), self._config, self._device, link.rendezvous, address)
+        if not (ranks := parallel.ranks_of(0, self._copy.number)):
+            return
+        others = [node.address for node in link.nodes.values()]
+        master = str(parallel.master_addr)
+        address = address_towards(others[0], link.port) if others else named_address(master, link.port)
+        shares = self._copy.shares(len(ranks))
+        here = LocalNode(ranks, self._config, self._device, link.rendezvous, address, shares)
         self.nodes.insert(0, here)
         here.start(str(folder), command, self._num_threads)
 
@@ -70,8 +89,8 @@ def begin_with_all(link: NodeLink, within_s: float, look: Callable[[], None] = l
         ConfigError: some never came, the message names them; or one that came cannot do its part.
         ModelLoadError: one cannot have the model.
     """
-    names = ", ".join(str(node.node) for node in link.missing())
-    _log.info("waiting up to %.0f s for node %s at port %d", within_s, names, link.port)
+    if names := ", ".join(str(node.node) for node in link.missing()):
+        _log.info("waiting up to %.0f s for node %s at port %d", within_s, names, link.port)
     deadline = time.monotonic() + within_s
     while not link.begin():
         if (missing := link.missing()) and time.monotonic() > deadline:

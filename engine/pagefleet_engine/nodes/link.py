@@ -50,8 +50,8 @@ from pagefleet_engine.nodes.messages import (
     decode_to_leader,
     encode,
 )
+from pagefleet_engine.nodes.model_copy import ONLY_COPY, ModelCopy
 from pagefleet_engine.ranks.doorbell import Doorbell
-from pagefleet_engine.ranks.rendezvous import RendezvousTable
 
 HEARTBEAT_MS, SILENCE_MS = 1_000, 7_000
 """Of connections: one that is silent for so long counts as lost on either side."""
@@ -228,6 +228,7 @@ class Terms:
     """Of each rank on a CPU."""
     commit: str | None = None
     """Of the model."""
+    of: ModelCopy = ONLY_COPY
 
 
 class NodeLink:
@@ -238,7 +239,7 @@ class NodeLink:
         host: to listen on, where that is an address of this machine; else it listens on all of them.
         port: to listen on; 0: a free one.
         key: of the fleet.
-        first_node: number of the first of the remote nodes.
+        nodes: number and ranks of each of the other machines.
 
     Raises:
         ConfigError: the port cannot be used; AddressTaken: somebody else listens there.
@@ -259,7 +260,7 @@ class NodeLink:
         """No node comes or leaves while it is decided whether all are there."""
         self._suspect_until = 0.0
         self._warn_at = 0.0
-        self.rendezvous = RendezvousTable()
+        self.rendezvous = terms.of.rendezvous()
         self.nodes = {node: RemoteNode(node, ranks, self._put, key) for node, ranks in nodes}
         try:
             self._gate = CurveGate(self._context, key, "node")
@@ -339,7 +340,8 @@ class NodeLink:
         if not (node.is_present and self._is_begun.is_set()):
             return Still()
         node.is_present = False
-        return Start(self._terms.config, (node.ranks.start, node.ranks.stop), self._terms.num_threads)
+        ranks = node.ranks.start, node.ranks.stop
+        return Start(self._terms.config, ranks, self._terms.num_threads, self._terms.of.together)
 
     def _send_all(self) -> None:
         while self._outbox:
@@ -393,21 +395,21 @@ class NodeLink:
 
     def _meet(self, peer: bytes, hello: Hello) -> None:
         why = refusal_of(hello, self._terms.config)
-        node = self.nodes.get(hello.node_rank)
-        if why is None and node is None:
-            known = f"{min(self.nodes)} to {max(self.nodes)}"
-            why = f"nodes beside the leader have --node-rank {known}: give it one of these"
+        node, last = self.nodes.get(hello.node_rank), self._terms.config.parallel.nnodes - 1
+        if why is None and node is None and not 0 < hello.node_rank <= last:
+            why = f"nodes beside the leader have --node-rank 1 to {last}: give it one of these"
         elif why is None and node is not None and node.has_come:
             why = f"node {hello.node_rank} is {node.host} already: give each node a --node-rank of its own"
-        if why is not None or node is None:
+        if why is not None:
             line = f"node {hello.node_rank} on {hello.host}: {why}"
             if node is not None and not node.has_come:
                 node.last_refusal = line
             _log.warning("refused %s", line)
             self._send(peer, encode(Refused(line)))
             return
-        node.came(peer, hello)
-        _log.info("node %d is %s (%s)", hello.node_rank, hello.host, hello.address)
+        if node is not None:  # else its ranks are of other copies
+            node.came(peer, hello)
+            _log.info("node %d is %s (%s)", hello.node_rank, hello.host, hello.address)
         self._send(peer, encode(Welcome(self._terms.commit)))
 
     def _check_present(self, peer: bytes, node: RemoteNode, present: Present) -> None:

@@ -97,6 +97,8 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """The first one, and the one after the last."""
     num_threads: int
     """Of each rank on a CPU."""
+    together: int | None = None
+    """Which copy of the model they are of, where these step together."""
 
 
 class Command(msgspec.Struct, frozen=True, array_like=True, tag=3):

@@ -26,6 +26,7 @@ from pagefleet_engine.nodes.follower import Follower, LeaderAddress
 from pagefleet_engine.nodes.leader import begin_with_all
 from pagefleet_engine.nodes.link import NodeLink, Terms
 from pagefleet_engine.nodes.messages import Present
+from pagefleet_engine.nodes.model_copy import ONLY_COPY, ModelCopy
 
 _log = logging.getLogger(__name__)
 
@@ -75,12 +76,13 @@ class RayMachines:
         config: of the engine.
         device: that ranks compute on.
         folder: of the model, the same on every machine.
+        of: which copy of the model the ranks are.
 
     Raises:
         ConfigError: Ray is not installed, or its cluster cannot be reached.
     """
 
-    def __init__(self, config: EngineConfig, device: torch.device, folder: Path) -> None:
+    def __init__(self, config: EngineConfig, device: torch.device, folder: Path, of: ModelCopy = ONLY_COPY) -> None:
         self._ray = _ray()
         self._config, self._device = config, device
         self._actors: list[Any] = []
@@ -95,7 +97,7 @@ class RayMachines:
             line = " ".join(str(error).split())[:200]
             raise ConfigError(f"Ray cannot be reached ({line}): see `ray status`, and RAY_ADDRESS") from error
         threads = max(1, (config.model.num_threads or size) // size)
-        terms = Terms(config, Present(model_digest(folder), device.type), threads)
+        terms = Terms(config, Present(model_digest(folder), device.type), threads, of=of)
         self._threads = threads
         self._link = NodeLink(terms, host, 0, FleetKey(secret), [(rank, range(rank, rank + 1)) for rank in range(size)])
         self.nodes: Sequence[RankNode] = [*self._link.nodes.values()]

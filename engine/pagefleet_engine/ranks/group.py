@@ -255,6 +255,24 @@ def gloo_group(
     return TorchGroup(group, awaiting), group._set_default_timeout
 
 
+def meet_by_gloo(
+    store: Store, index: int, size: int, timeout: timedelta, address: str, awaiting: Awaiting
+) -> tuple[TorchGroup, Callable[[timedelta], None]]:
+    """`gloo_group` for whom a user waits.
+
+    Raises:
+        ConfigError: they do not reach each other.
+    """
+    try:
+        return gloo_group(store, index, size, timeout, address, awaiting)
+    except RuntimeError as error:
+        line = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"gloo does not join the ranks ({line}): let nodes reach each other on any port, or name the network "
+            "interface by GLOO_SOCKET_IFNAME"
+        ) from error
+
+
 def nccl_group(
     store: Store, index: int, size: int, timeout: timedelta
 ) -> tuple[TorchGroup, Callable[[timedelta], None]]:

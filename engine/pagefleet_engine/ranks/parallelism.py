@@ -91,13 +91,14 @@ class Parallelism:
     """Serve this one of data_parallel_size copies alone, on the GPUs that are seen first, with its share of the
     processor: you start the others. Default: all copies."""
     nnodes: _Ranks = 1
-    """Machines that the ranks are on, as many on each, in their order; one runs the server, the others --headless."""
+    """Machines that the ranks of all copies are on, as many on each, in their order; one runs the server, the others
+    --headless."""
     node_rank: Annotated[int, Between(0, 1023)] = 0
     """Which of nnodes machines this is; 0 is the one with the server."""
     master_addr: HostName | None = None
     """Name or address of machine 0, by which the others reach it."""
     master_port: Annotated[Port, Between(1, 65535)] = 29500
-    """Port of machine 0 where the others come."""
+    """Port of machine 0 where the others come; of each further copy of the model the next one."""
     rank_wait_timeout: Annotated[Seconds, Between(0, over=True)] = 600.0
     """Seconds that machine 0 waits for the others to come, before it gives up."""
     distributed_executor_backend: ExecutorBackend = "mp"
@@ -166,10 +167,37 @@ class Parallelism:
             return f"tensor_parallel_size is {self.tensor_parallel_size}"
         return f"pipeline_parallel_size is {self.pipeline_parallel_size}"
 
-    def ranks_of(self, node: int) -> range:
-        """The numbers of the ranks on a machine."""
-        each = self.world_size // self.nnodes
-        return range(node * each, (node + 1) * each)
+    @property
+    def copies_a_node(self) -> int:
+        """Copies of the model that have ranks on one machine."""
+        return max(1, self.data_parallel_size // self.nnodes)
+
+    def copies_on(self, node: int) -> range:
+        """The copies that have ranks on a machine: of those behind one port, if there are several machines."""
+        first = node * self.data_parallel_size // self.nnodes
+        return range(first, first + self.copies_a_node)
+
+    def nodes_of(self, copy: int) -> range:
+        """The machines that a copy's ranks are on."""
+        first = copy * self.nnodes // self.data_parallel_size
+        return range(first, first + max(1, self.nnodes // self.data_parallel_size))
+
+    def ranks_of(self, node: int, copy: int = 0) -> range:
+        """The numbers of a copy's ranks on a machine."""
+        nodes = self.nodes_of(copy)
+        if node not in nodes:
+            return range(0)
+        each = self.world_size // len(nodes)
+        return range((node - nodes.start) * each, (node - nodes.start + 1) * each)
+
+    def index_on_node(self, copy: int) -> int:
+        """Which of the copies on one of several machines a copy is; 0 where there is one machine, whose copies see
+        nothing of each other's devices."""
+        return 0 if self.nnodes == 1 else copy - self.copies_on(self.nodes_of(copy).start).start
+
+    def port_of(self, copy: int) -> int:
+        """Port of machine 0 where other machines come for a copy's ranks."""
+        return self.master_port + copy
 
     def part(self, rank: int) -> RankPart:
         """Of a rank, by its number: those of the first stage come first."""
@@ -186,7 +214,8 @@ class Parallelism:
             if part.tensor_size > 1:
                 more.append(f"tensor rank {part.tensor}")
         if self.nnodes > 1:
-            more.append(f"node {rank * self.nnodes // self.world_size}")
+            nodes = self.nodes_of(copy or 0)
+            more.append(f"node {nodes[rank * len(nodes) // self.world_size]}")
         return f"rank {rank} ({', '.join(more)})" if more else f"rank {rank}"
 
     def check_experts(self, num_experts: int) -> None:
@@ -255,15 +284,17 @@ class Parallelism:
             raise ConfigError("Ray finds the machines by itself: leave nnodes out, or distributed_executor_backend")
         if self.master_addr is None:
             raise ConfigError(f"nnodes is {nodes}: name machine 0 by master_addr, as the others reach it")
-        if self.world_size % nodes:
+        copies = self.data_parallel_size
+        if copies % nodes and (nodes % copies or self.world_size * copies % nodes):
             raise ConfigError(
-                f"{self.world_size} ranks (tensor_parallel_size times pipeline_parallel_size) cannot be divided among "
-                f"{nodes} nodes: give a number of nodes that divides them"
+                f"{self.world_size * copies} ranks (tensor_parallel_size times pipeline_parallel_size times "
+                f"data_parallel_size) cannot be divided among {nodes} nodes: give a number of nodes that divides them, "
+                "and that divides data_parallel_size or is a multiple of it"
             )
-        if self.data_parallel_size > 1:
+        if self.port_of(copies - 1) > 65535:
             raise ConfigError(
-                f"nnodes is {nodes}, and data_parallel_size {self.data_parallel_size}: start an engine for each copy "
-                "of the model, with `pagefleet route` before them"
+                f"other nodes come to port {self.port_of(copies - 1)} for the last of {copies} copies, and ports end "
+                "at 65535: give a lower master_port"
             )
 
     def _given_layers(self) -> list[int]:

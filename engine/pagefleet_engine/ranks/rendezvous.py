@@ -6,6 +6,8 @@ the process that started them, and from there the link to the leader.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -14,6 +16,8 @@ import msgspec
 
 MAX_BYTES = 1 << 20
 """Of a request or an answer."""
+COPIES = "copies/"
+"""What names begin with that ranks of several copies of the model ask for."""
 
 
 class Put(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -50,6 +54,7 @@ Answer = int | bool | Sequence[bytes] | None
 encode_request = msgspec.msgpack.Encoder().encode
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 decode_answer = msgspec.msgpack.Decoder(Answer).decode
+_kept: msgspec.msgpack.Decoder[dict[str, bytes]] = msgspec.msgpack.Decoder(dict[str, bytes])
 
 
 class Rendezvous(Protocol):
@@ -81,17 +86,50 @@ class RendezvousTable:
             return msgspec.msgpack.encode(self._answer(_requests.decode(request)))
 
     def _answer(self, request: Request) -> Answer:
-        values = self._values
-        match request:
-            case Put(name, value, expected):
-                if expected is None or values.get(name, b"") == expected:
-                    values[name] = value
-                return [values.get(name, expected or b"")]
-            case Get(names):
-                return [values[name] for name in names] if all(name in values for name in names) else None
-            case Add(name, amount):
-                total = int(values.get(name, b"0")) + amount
-                values[name] = str(total).encode()
-                return total
-            case Drop(name):
-                return values.pop(name, None) is not None
+        return _answer(self._values, request)
+
+
+class JointTable(RendezvousTable):
+    """A table of one copy of the model, of which names below `COPIES` are those of all copies that step together: they
+    are in memory that all copies' processes have, so that ranks of different copies meet.
+
+    Args:
+        fd: descriptor of that memory.
+    """
+
+    def __init__(self, fd: int) -> None:
+        super().__init__()
+        # A lock belongs to an opened file, and one that is inherited is the same in all processes.
+        self._joint = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+
+    def _answer(self, request: Request) -> Answer:
+        names = request.names if isinstance(request, Get) else [request.name]
+        if not all(name.startswith(COPIES) for name in names):
+            return super()._answer(request)
+        fcntl.flock(self._joint, fcntl.LOCK_EX)
+        try:
+            kept = os.pread(self._joint, os.fstat(self._joint).st_size, 0)
+            values = _kept.decode(kept) if kept else {}
+            answer = _answer(values, request)
+            if not isinstance(request, Get):
+                os.ftruncate(self._joint, 0)
+                os.pwrite(self._joint, msgspec.msgpack.encode(values), 0)
+            return answer
+        finally:
+            fcntl.flock(self._joint, fcntl.LOCK_UN)
+
+
+def _answer(values: dict[str, bytes], request: Request) -> Answer:
+    match request:
+        case Put(name, value, expected):
+            if expected is None or values.get(name, b"") == expected:
+                values[name] = value
+            return [values.get(name, expected or b"")]
+        case Get(names):
+            return [values[name] for name in names] if all(name in values for name in names) else None
+        case Add(name, amount):
+            total = int(values.get(name, b"0")) + amount
+            values[name] = str(total).encode()
+            return total
+        case Drop(name):
+            return values.pop(name, None) is not None

@@ -24,27 +24,29 @@ class CopyShares(msgspec.Struct, frozen=True, array_like=True):
 
     copy: int
     """Which of them it is of."""
-    data: SharedHandles
-    """Of the group of the ranks that have its number in each copy, which exchange tensors within a step."""
-    experts: SharedHandles | None
+    data: SharedHandles | None = None
+    """Of the group of the ranks that have its number in each copy, which exchange tensors within a step; None: they are
+    reached over the network, and so are those of the groups below."""
+    experts: SharedHandles | None = None
     """Of the group of all ranks of its stage, over all copies; None: that is the group above."""
-    second: SharedHandles | None
+    second: SharedHandles | None = None
     """As `data`, for the second half of steps that are computed in halves; None: none are."""
-    meeting: int
-    """Of the memory that is the file of torch's store, where ranks with GPUs meet."""
+    meeting: int = -1
+    """Of the memory that is the file of torch's store, where ranks with GPUs of one machine meet."""
 
     @property
     def fds(self) -> tuple[int, ...]:
         """All descriptors."""
         groups = (self.data, self.experts, self.second)
-        return (*(fd for group in groups if group is not None for fd in group.fds), self.meeting)
+        meeting = () if self.meeting < 0 else (self.meeting,)
+        return (*(fd for group in groups if group is not None for fd in group.fds), *meeting)
 
 
 class TogetherHandles(msgspec.Struct, frozen=True, array_like=True):
     """Descriptors, for the cores that inherit them, and their ranks."""
 
     data: Sequence[SharedHandles]
-    """By the number of a rank: see CopyShares."""
+    """By the number of a rank: see CopyShares; none where ranks are reached over the network."""
     experts: Sequence[SharedHandles]
     """By stage: see CopyShares; none where each is one rank."""
     second: Sequence[SharedHandles]
@@ -56,7 +58,7 @@ class TogetherHandles(msgspec.Struct, frozen=True, array_like=True):
     bells: Sequence[int]
     """Of each core: rung where a wave begins."""
     meeting: int
-    """See CopyShares."""
+    """See CopyShares; where ranks are reached over the network, what a `JointTable` is in."""
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -66,6 +68,8 @@ class TogetherHandles(msgspec.Struct, frozen=True, array_like=True):
 
     def of_rank(self, copy: int, rank: int) -> CopyShares:
         """What a rank of a copy needs of it."""
+        if not self.data:
+            return CopyShares(copy)
         abreast = len(self.data) // len(self.experts) if self.experts else 1
         experts = self.experts[rank // abreast] if self.experts else None
         return CopyShares(copy, self.data[rank], experts, self.second[rank] if self.second else None, self.meeting)
@@ -92,9 +96,10 @@ def make_together(parallel: Parallelism) -> TogetherHandles:
                 made.extend(found[-1].fds)
             return found
 
-        data = groups(parallel.world_size, copies)
-        experts = groups(parallel.pipeline_parallel_size if abreast > 1 else 0, copies * abreast)
-        second = groups(parallel.world_size if parallel.enable_dbo else 0, copies)
+        here = 0 if parallel.is_networked else parallel.world_size
+        data = groups(here, copies)
+        experts = groups(parallel.pipeline_parallel_size if abreast > 1 and here else 0, copies * abreast)
+        second = groups(here if parallel.enable_dbo else 0, copies)
         (agreement,) = groups(1, copies)
         made.append(board := os.memfd_create("pagefleet-waves"))
         os.ftruncate(board, PAGE * (1 + 8 * copies // PAGE))

@@ -20,13 +20,15 @@ from pagefleet_protocol.load_progress import LoadProgress
 from pagefleet_protocol.settings.log import set_up_logging
 from starlette.types import Receive, Scope, Send
 
+from pagefleet_engine.client.data_ranks import rank_configs
 from pagefleet_engine.config import EngineConfig, ServerConfig
 from pagefleet_engine.engine_core.model_folder import resolve_model_folder
 from pagefleet_engine.errors import ConfigError, EngineDead
 from pagefleet_engine.executor.vital_signs import least_progress
 from pagefleet_engine.local_model import bring_local_model, without_token
 from pagefleet_engine.nodes.agreement import commit_of
-from pagefleet_engine.nodes.follower import Follower, LeaderAddress
+from pagefleet_engine.nodes.follower import LeaderAddress
+from pagefleet_engine.nodes.followers import Followers
 from pagefleet_engine.nodes.leader import read_key
 from pagefleet_engine.server.lifecycle import FrontDoor, Listener, StopSignals, bind, first_of
 from pagefleet_engine.server.loading import READINESS, Loading, LoadingApp, telling
@@ -56,7 +58,7 @@ def serve_headless(config: EngineConfig, server: ServerConfig) -> int:
 
 async def _serve(config: EngineConfig, server: ServerConfig, leader: LeaderAddress, listener: Listener) -> int:
     loading, commit = Loading(), LeadersCommit()
-    follower = Follower(without_token(config), config.parallel.node_rank, leader, welcomed=commit.told)
+    follower = Followers(rank_configs(without_token(config)), leader, commit.told)
     app = _Probes(follower, LoadingApp(loading.progress), config.parallel.node_rank)
     with StopSignals() as signals, listener:
         async with FrontDoor(listener.sock, app), telling(loading):
@@ -78,7 +80,7 @@ async def _serve(config: EngineConfig, server: ServerConfig, leader: LeaderAddre
             return 0
 
 
-async def _leave(follower: Follower, following: asyncio.Task[None], signals: StopSignals, within_s: float) -> None:
+async def _leave(follower: Followers, following: asyncio.Task[None], signals: StopSignals, within_s: float) -> None:
     if follower.is_joined:
         logger.info("stopping: waiting up to %.0f s for the leader to end", within_s)
         await first_of(following, signals.second, timeout_s=within_s)
@@ -106,7 +108,7 @@ class LeadersCommit:
         return await asyncio.shield(self._told)
 
 
-async def bring_model(config: EngineConfig, follower: Follower, loading: Loading, leaders: LeadersCommit) -> None:
+async def bring_model(config: EngineConfig, follower: Followers, loading: Loading, leaders: LeadersCommit) -> None:
     """Have the model here, at the leader's commit: a branch may have moved since one of both was downloaded."""
     try:
         folder = await _folder_of(config, loading)
@@ -126,7 +128,7 @@ async def _folder_of(config: EngineConfig, loading: Loading) -> Path:
     return resolve_model_folder(local.model.model)
 
 
-def _progress(follower: Follower, seconds: float) -> LoadProgress:
+def _progress(follower: Followers, seconds: float) -> LoadProgress:
     ranks = follower.progress()
     return LoadProgress(*least_progress(ranks), seconds) if ranks else LoadProgress(seconds=seconds)
 
@@ -134,7 +136,7 @@ def _progress(follower: Follower, seconds: float) -> LoadProgress:
 class _Probes:
     """ASGI: what kubelets ask; for all else there is node 0."""
 
-    def __init__(self, follower: Follower, until_ready: LoadingApp, node: int) -> None:
+    def __init__(self, follower: Followers, until_ready: LoadingApp, node: int) -> None:
         self._follower = follower
         self._until_ready = until_ready
         self._node = node

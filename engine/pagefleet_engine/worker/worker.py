@@ -295,18 +295,21 @@ class Worker:
             parallel, sizes = self._config.parallel, (scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
             copies = self._communicators.data.size
             activations = activation_bytes(self._model.arch, *sizes, self._dtype.itemsize, copies)
-            kept = self._config.kv_transfer.host_memory // len(parallel.ranks_of(0)) if self._is_beside_core else 0
-            memory = self._memory().shared_by(parallel.data_parallel_size).without(kept + moving)
+            memory = self._memory().shared_by(parallel.copies_a_node).without(self._kept_by_cores() + moving)
             return cpu_budget(memory, utilization, activations, request_bytes, scheduler.max_num_seqs)
         with self._times.phase("profile"):
             step = self._profile(max_model_len)
         return memory_budget(self._memory(), utilization, step.activations + step.graphs + moving)
 
-    @property
-    def _is_beside_core(self) -> bool:
-        """Whether this rank is on the machine that has the engine's core and its connectors."""
-        rank = self._part.stage * self._part.tensor_size + self._part.tensor
-        return rank in self._config.parallel.ranks_of(0)
+    def _kept_by_cores(self) -> int:
+        """This rank's part of what connectors take of its machine, which has the cores of all copies, or none."""
+        parallel, data = self._config.parallel, self._communicators.data
+        copy = data.index if data.size > 1 else parallel.data_parallel_rank or 0
+        ranks = parallel.ranks_of(0, copy)
+        if self._part.stage * self._part.tensor_size + self._part.tensor not in ranks:
+            return 0
+        kept = self._config.kv_transfer.host_memory * parallel.data_parallel_size
+        return kept // (parallel.copies_a_node * len(ranks))
 
     def _profile(self, max_model_len: int) -> StepMemory:
         """Measure the largest step, on a CUDA device with a small pool, or recall what an earlier start measured."""

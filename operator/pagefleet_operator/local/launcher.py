@@ -54,8 +54,12 @@ class Launcher:
         if devices is None:
             raise OperatorError(f"waits for {'a free GPU' if count == 1 else f'{count} free GPUs'}")
         # Of several data ranks each has a port, and the next one tells the state of all.
-        serving, kv, (meeting, *other_nodes) = self._engine_ports.claim(
-            name, workload.endpoints + (workload.endpoints > 1), workload.caches * RANK_PORTS_APART, workload.nodes
+        serving, kv, meeting, other_nodes = self._engine_ports.claim(
+            name,
+            workload.endpoints + (workload.endpoints > 1),
+            workload.caches * RANK_PORTS_APART,
+            workload.caches,
+            workload.nodes - 1,
         )
         events, transfers = kv[0], kv[2::RANK_PORTS_APART]
         threads = thread_flags(workload.args, workload.cpu, self._cores, self.num_engines * workload.nodes)
@@ -65,7 +69,7 @@ class Launcher:
         common = (*command, *workload.args, *threads, *self._key(service, workload))
         nodes = [
             Launch(
-                (*common, *_node(workload, node, meeting), "--host", _LOOPBACK, "--port", str(own)),
+                (*common, *_node(workload, node, meeting[0]), "--host", _LOOPBACK, "--port", str(own)),
                 # An engine that was promised no GPU must not find one.
                 {**environment, "CUDA_VISIBLE_DEVICES": ",".join(_part(devices, node, workload.gpus))},
                 base_url(_LOOPBACK, own),

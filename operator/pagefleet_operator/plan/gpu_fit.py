@@ -163,9 +163,9 @@ def _need(resolved: Resolved, facts: ModelFacts) -> _Need:
     if ranks.gpus:
         weights = Fraction(common, ranks.each) + experts * _most_experts(ranks, facts) / ranks.pipeline
         return _Need(facts, math.ceil(weights), token, ranks.pipeline)
-    # What all ranks have, and how many nodes share it.
+    # What all ranks have, and how many nodes share it; a sequence is one copy's.
     weights = Fraction(common * ranks.data + experts * (1 if ranks.together else ranks.data), ranks.nodes)
-    return _Need(facts, math.ceil(weights), ranks.tensor * token, ranks.nodes)
+    return _Need(facts, math.ceil(weights), ranks.tensor * token, max(1, ranks.nodes // ranks.data))
 
 
 def _most_experts(ranks: Ranks, facts: ModelFacts) -> Fraction:

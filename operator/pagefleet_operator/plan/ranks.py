@@ -150,7 +150,7 @@ def _asked(service: InferenceService, profile: InferenceProfile | None, note: No
 
 def _on_cpu(asked: _Asked, note: Note) -> Ranks | str:
     given, nodes = asked.parallelism, asked.nodes or 1
-    pipeline = given.pipeline or (_stages(nodes, note) if given.tensor is None else 1)
+    pipeline = given.pipeline or (_stages(asked, nodes, note) if given.tensor is None else 1)
     return Ranks(given.tensor or 1, pipeline, given.data or 1, nodes)
 
 
@@ -168,7 +168,7 @@ def _on_gpus(asked: _Asked, note: Note) -> Ranks | str:
     if given.tensor is not None:
         return _by_ranks(asked, gpus, nodes, note)
     nodes = nodes or 1
-    pipeline = given.pipeline or _stages(nodes, note)
+    pipeline = given.pipeline or _stages(asked, nodes, note)
     slices = pipeline * (given.data or 1)
     if gpus * nodes % slices:
         return f"makes {slices} stages and copies, which {gpus * nodes} GPUs do not divide among: change either"
@@ -193,18 +193,29 @@ def _by_ranks(asked: _Asked, gpus: int, nodes: int | None, note: Note) -> Ranks 
     return Ranks(given.tensor or 1, given.pipeline or 1, given.data or 1, ranks // gpus, gpus)
 
 
-def _stages(nodes: int, note: Note) -> int:
-    """Return a stage for each node: what stages send each other is little beside the sums of a layer's ranks."""
-    if nodes > 1:
-        note("parallelism.pipeline", nodes, f"as there are {nodes} nodes")
-    return nodes
+def _stages(asked: _Asked, nodes: int, note: Note) -> int:
+    """Return a stage for each node of a copy: what stages send each other is little beside the sums of a layer's
+    ranks."""
+    stages = max(1, nodes // (asked.parallelism.data or 1))
+    if stages > 1:
+        note(
+            "parallelism.pipeline",
+            stages,
+            f"as there are {stages} nodes" + (" for each copy" if stages < nodes else ""),
+        )
+    return stages
 
 
 def _wrong(ranks: Ranks) -> str:
     if ranks.total % ranks.nodes:
         return f"makes {ranks.total} ranks, which {ranks.nodes} nodes cannot have in equal parts: change either"
-    if ranks.nodes > 1 and ranks.data > 1:
+    if ranks.nodes > 1 and ranks.data > 1 and not ranks.together:
         return f"with {ranks.nodes} nodes {ONE_COPY}"
+    if ranks.data % ranks.nodes and ranks.nodes % ranks.data:
+        return (
+            f"has {ranks.data} copies of the model on {ranks.nodes} nodes: give each copy as many nodes, or each node "
+            "as many copies"
+        )
     if ranks.per_node > MAX_RANKS:
         return (
             f"makes {ranks.per_node} ranks on one node, which has {MAX_RANKS} at most: lower them, or give spec.nodes"

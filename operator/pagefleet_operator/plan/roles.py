@@ -100,7 +100,8 @@ def _with_gpus(part: DisaggregatedRole, default: Resources) -> Resources:
     own = part.parallelism
     if own.tensor is None or part.resources.gpus is not None or not default.gpus:
         return part.resources
-    return part.resources.model_copy(update={"gpus": -(-own.tensor * (own.pipeline or 1) // (part.nodes or 1))})
+    ranks = own.tensor * (own.pipeline or 1) * (own.data or 1)
+    return part.resources.model_copy(update={"gpus": -(-ranks // (part.nodes or 1))})
 
 
 def _over(given: Resources, default: Resources) -> Resources:

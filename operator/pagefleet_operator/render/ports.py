@@ -14,7 +14,7 @@ from pagefleet_protocol.kube_names import (
     SERVING_PORT,
     rank_port_name,
 )
-from pagefleet_protocol.parallelism import MAX_RANKS
+from pagefleet_protocol.parallelism import MAX_COPIES
 
 from pagefleet_operator.plan.command_lines import DATA_FLAG
 from pagefleet_operator.render.labels import Object
@@ -67,7 +67,7 @@ def event_ports(ranks: int) -> Iterable[int]:
 def endpoints_of(engines: Mapping[str, Any]) -> int:
     """Return how many ports for requests each pod of a Deployment or LeaderWorkerSet has, at least 1."""
     names = {port.get("name") for one in _containers(engines) for port in one.get("ports") or ()}
-    return max(1, len(names & serving_ports(MAX_RANKS).keys()))
+    return max(1, len(names & serving_ports(MAX_COPIES).keys()))
 
 
 def caches_of(engines: Mapping[str, Any]) -> int:
@@ -81,7 +81,7 @@ def caches_let_in(policy: Mapping[str, Any]) -> int:
     """Return to how many caches' events a NetworkPolicy of engines lets routers."""
     rules = policy["spec"].get("ingress") or ()
     ports = {port.get("port") for rule in rules for port in rule.get("ports") or ()}
-    return len(ports & set(event_ports(MAX_RANKS))) // 2
+    return len(ports & set(event_ports(MAX_COPIES))) // 2
 
 
 def _containers(engines: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

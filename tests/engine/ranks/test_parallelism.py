@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from pagefleet_engine.errors import ConfigError
@@ -31,6 +32,51 @@ def test_a_rank_s_name_says_what_its_number_does_not() -> None:
         "rank 1 (stage 0, tensor rank 1, node 0)",
         "rank 2 (stage 1, tensor rank 0, node 1)",
     ]
+
+
+def over(nodes: int, copies: int, **sizes: Any) -> Parallelism:
+    return Parallelism(nnodes=nodes, data_parallel_size=copies, master_addr="node-0", **sizes)
+
+
+def test_some_copies_on_each_machine() -> None:
+    parallel = over(2, 4, tensor_parallel_size=2)
+    assert [parallel.copies_on(node) for node in range(2)] == [range(2), range(2, 4)]
+    assert [[parallel.ranks_of(node, copy) for copy in range(4)] for node in range(2)] == [
+        [range(2), range(2), range(0), range(0)],
+        [range(0), range(0), range(2), range(2)],
+    ]
+    assert [parallel.index_on_node(copy) for copy in range(4)] == [0, 1, 0, 1]
+    assert [parallel.port_of(copy) for copy in range(4)] == [29500, 29501, 29502, 29503]
+    assert parallel.name(1, 3) == "rank 1 (copy 3, node 1)"
+
+
+def test_some_machines_for_each_copy() -> None:
+    parallel = over(4, 2, pipeline_parallel_size=2)
+    assert [parallel.nodes_of(copy) for copy in range(2)] == [range(2), range(2, 4)]
+    assert [parallel.copies_on(node) for node in range(4)] == [range(1), range(1), range(1, 2), range(1, 2)]
+    assert [parallel.ranks_of(node, 1) for node in range(4)] == [range(0), range(0), range(1), range(1, 2)]
+    assert [parallel.index_on_node(copy) for copy in range(2)] == [0, 0]
+    assert parallel.name(1, 1) == "rank 1 (copy 1, stage 1, node 3)"
+
+
+def test_copies_of_one_machine_see_their_own_devices_first() -> None:
+    parallel = Parallelism(data_parallel_size=3, tensor_parallel_size=2)
+    assert (parallel.copies_a_node, parallel.copies_on(0), parallel.ranks_of(0, 2)) == (3, range(3), range(2))
+    assert parallel.index_on_node(2) == 0
+
+
+@pytest.mark.parametrize(
+    ("nodes", "copies", "sizes", "says"),
+    [
+        (2, 3, {}, "3 ranks .* cannot be divided among 2 nodes"),
+        (4, 6, {"tensor_parallel_size": 2}, "12 ranks .* cannot be divided among 4 nodes: give a number of nodes"),
+        (4, 2, {}, "2 ranks .* cannot be divided among 4 nodes"),
+        (2, 4, {"master_port": 65533}, "port 65536 for the last of 4 copies, and ports end at 65535"),
+    ],
+)
+def test_copies_that_machines_cannot_have_evenly(nodes: int, copies: int, sizes: dict[str, int], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        over(nodes, copies, **sizes)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
@@ -12,7 +13,7 @@ from datetime import timedelta
 import pytest
 import torch
 from pagefleet_engine.ranks.group import gloo_group
-from pagefleet_engine.ranks.rendezvous import MAX_BYTES, RendezvousTable
+from pagefleet_engine.ranks.rendezvous import COPIES, MAX_BYTES, JointTable, RendezvousTable
 from pagefleet_engine.ranks.store import RankStore
 from torch._C._distributed_c10d import PrefixStore
 
@@ -25,11 +26,14 @@ def serve(asked: socket.socket, table: RendezvousTable) -> None:
 
 
 @contextmanager
-def stores(count: int, patience: timedelta = PATIENCE) -> Iterator[list[RankStore]]:
-    """Stores of so many ranks, whose requests threads answer."""
+def stores(
+    count: int, patience: timedelta = PATIENCE, tables: Sequence[RendezvousTable] = ()
+) -> Iterator[list[RankStore]]:
+    """Stores of so many ranks, whose requests threads answer, from one table unless each has its own."""
     table = RendezvousTable()
     pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
-    threads = [threading.Thread(target=serve, args=(asked, table)) for asked, _ in pairs]
+    owned = zip(pairs, tables or [table] * count, strict=True)
+    threads = [threading.Thread(target=serve, args=(asked, own)) for (asked, _), own in owned]
     for thread in threads:
         thread.start()
     yield [RankStore(asking, patience) for _, asking in pairs]
@@ -72,3 +76,25 @@ def test_gloo_meets_in_it() -> None:
             return float(group.all_reduce(torch.ones(2) * index)[0])
 
         assert list(pool.map(rank, range(3))) == [3.0] * 3
+
+
+def test_ranks_of_different_copies_meet_in_what_their_tables_have_in_common() -> None:
+    """Each copy of the model keeps a table; only names below `COPIES` are the same in all."""
+    joint = os.memfd_create("joint")
+    try:
+        with stores(3, tables=[JointTable(joint) for _ in range(3)]) as made, ThreadPoolExecutor(3) as pool:
+            for copy, own in enumerate(made):
+                own.set("stage 0", str(copy))
+            assert [own.get("stage 0") for own in made] == [b"0", b"1", b"2"]
+
+            def meet(copy: int) -> list[int]:
+                store = PrefixStore(f"{COPIES}data 0", made[copy])
+                group, _ = gloo_group(store, copy, 3, PATIENCE)
+                sums = [made[copy].add(f"{COPIES}count", 1) for _ in range(50)]
+                return [int(group.all_reduce(torch.tensor([copy]))), *sums]
+
+            told = list(pool.map(meet, range(3)))
+    finally:
+        os.close(joint)
+    assert [one[0] for one in told] == [3, 3, 3]
+    assert sorted(number for one in told for number in one[1:]) == list(range(1, 151))

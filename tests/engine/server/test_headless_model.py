@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 from pagefleet_engine.errors import EngineError
-from pagefleet_engine.nodes.follower import Follower
+from pagefleet_engine.nodes.followers import Followers
 from pagefleet_engine.server.headless import LeadersCommit, bring_model
 from pagefleet_engine.server.loading import Loading
 from pagefleet_engine.settings import engine_config
@@ -45,7 +45,7 @@ def brought(model: str, *commits: str | None) -> Told:
     async def bring() -> Told:
         follower, leaders = Told(), LeadersCommit()
         config = engine_config({"model": model, "device": "cpu"})
-        working = asyncio.create_task(bring_model(config, cast("Follower", follower), Loading(), leaders))
+        working = asyncio.create_task(bring_model(config, cast("Followers", follower), Loading(), leaders))
         for commit in commits:  # as a follower tells it: from its own thread, after each connection
             await asyncio.to_thread(leaders.told, commit)
         await working

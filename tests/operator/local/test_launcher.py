@@ -140,6 +140,20 @@ def test_nodes_of_an_engine_are_processes_on_loopback_that_meet_at_one_port(
         launcher.launch("q", engine, 1)
 
 
+def test_copies_on_several_nodes_have_a_port_each_where_nodes_meet(make_launcher: MakeLauncher, build: Any) -> None:
+    engine = local_plan(build(nodes=2, parallelism={"data": 4, "expert": True})).engine
+    launcher = make_launcher(cores=8)
+    leader = launcher.launch("q", engine, 0)
+    (follower,) = leader.followers
+    first = int(flag(leader.argv, "--master-port"))
+    meeting = set(range(first, first + 4))
+    assert not meeting & {int(flag(one.argv, "--port")) for one in (leader, follower)}
+    events = int(flag(leader.argv, "--kv-events-port"))
+    assert not meeting & set(range(events, events + 16))
+    parallel = read_configuration(leader.argv[1:], {})[0].parallel
+    assert (parallel.nnodes, [len(parallel.copies_on(node)) for node in range(2)]) == (2, [2, 2])
+
+
 def test_threads_sleep_while_they_wait_unless_the_user_said_how(
     make_launcher: MakeLauncher, build: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -269,6 +269,17 @@ def test_experts_are_counted_where_they_are(facts: Any, parallelism: Any, gpus: 
     assert found.memory.weights == round(weights, 2)
 
 
+def test_a_sequence_is_on_the_nodes_of_its_copy() -> None:
+    def kv(nodes: int, **parallelism: Any) -> float:
+        spec = {"engine": {"maxModelLen": 4096}, "resources": {"memory": "1Ti"}}
+        found = fit(facts=MIXTURE, gpus=0, nodes=nodes, parallelism={**parallelism, "expert": True}, **spec)
+        assert found.memory is not None
+        return found.memory.kv
+
+    assert kv(2, data=2) == kv(1, data=2), "each copy is whole on its node"
+    assert kv(4, data=2) == kv(2, tensor=2, pipeline=1) == kv(1, data=2) / 2, "each is on two"
+
+
 def test_of_four_bits_only_the_experts_scales_grow_on_a_cpu() -> None:
     facts = msgspec.structs.replace(
         FACTS, quantization="mxfp4", weights_bytes=20 * GIB, num_experts=32, expert_bytes=17 * GIB

@@ -85,6 +85,24 @@ def find(profiled: Any = None, **spec: Any) -> tuple[Ranks | str, dict[str, str]
             {"parallelism": {"data": 9, "expert": True}, "router": {"inferencePool": {}}},
             Ranks(data=9, expert=True),
         ),
+        # Copies on several nodes: some on each, or each on several.
+        (
+            {"gpusPerNode": 8},
+            {"parallelism": {"data": 32, "expert": True}},
+            Ranks(data=32, nodes=4, gpus=8, expert=True),
+        ),
+        (
+            {"gpusPerNode": 8},
+            {"parallelism": {"tensor": 8, "pipeline": 2, "data": 2, "expert": True}},
+            Ranks(8, 2, 2, nodes=4, gpus=8, expert=True),
+        ),
+        (
+            None,
+            {"resources": {"gpus": 8}, "nodes": 2, "parallelism": {"data": 4, "expert": True}},
+            Ranks(4, data=4, nodes=2, gpus=8, expert=True),
+        ),
+        (None, {"nodes": 2, "parallelism": {"data": 2, "expert": True}}, Ranks(data=2, nodes=2, expert=True)),
+        (None, {"nodes": 4, "parallelism": {"data": 2, "expert": True}}, Ranks(1, 2, 2, nodes=4, expert=True)),
         ({"parallelism": {"tensor": 8}}, {"parallelism": {"expert": True}}, Ranks(8, gpus=8, expert=True)),
         ({"parallelism": {"tensor": 8, "expert": True}}, {}, Ranks(8, gpus=8, expert=True)),
         ({"parallelism": {"tensor": 8, "expert": True}}, {"parallelism": {"expert": False}}, Ranks(8, gpus=8)),
@@ -112,11 +130,16 @@ def test_what_is_not_written_follows_from_what_is(profiled: Any, spec: Any, expe
         (None, {"nodes": 3, "parallelism": {"tensor": 2}}, "makes 2 ranks, which 3 nodes cannot have in equal parts"),
         ({"gpusPerNode": 8}, {"parallelism": {"tensor": 17}}, "makes 17 ranks, which 3 nodes cannot have"),
         (None, {"parallelism": {"tensor": 16, "data": 4}}, "makes 64 ranks on one node, which has 16 at most"),
-        (None, {"nodes": 2, "parallelism": {"data": 2}}, "with 2 nodes an engine is one copy of the model: leave out"),
+        (None, {"nodes": 2, "parallelism": {"data": 2}}, "with 2 nodes copies that share no experts are engines by"),
         (
             {"gpusPerNode": 8},
             {"parallelism": {"tensor": 8, "data": 2}},
-            "with 2 nodes an engine is one copy of the model: leave out parallelism.data, and give spec.replicas",
+            "leave out parallelism.data, and give spec.replicas; or give parallelism.expert",
+        ),
+        (
+            None,
+            {"nodes": 4, "parallelism": {"tensor": 2, "data": 6, "expert": True}},
+            "has 6 copies of the model on 4 nodes: give each copy as many nodes, or each node as many copies",
         ),
         (
             None,

@@ -125,6 +125,12 @@ def test_each_part_has_ranks_of_its_own() -> None:
     view = role_view(service(resources={"gpus": 4}, disaggregation=stages), "prefill")
     assert isinstance(follows := resolve(view, {}, None), Resolved)
     assert follows.ranks == Ranks(2, 2, gpus=4)
+    copies = {"prefill": {"parallelism": {"tensor": 2, "data": 2}}}
+    assert isinstance(
+        copied := resolve(role_view(service(resources={"gpus": 8}, disaggregation=copies), "prefill"), {}, None),
+        Resolved,
+    )
+    assert copied.ranks == Ranks(2, data=2, gpus=4), "a GPU for each rank of each copy"
     both = service(parallelism={"tensor": 2}, disaggregation={})
     assert role_view(both, "decode").spec.parallelism.tensor == 2
 
