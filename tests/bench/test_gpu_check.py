@@ -119,7 +119,6 @@ def test_every_gpu_test_lies_in_the_folders_that_are_run() -> None:
 
 
 @pytest.mark.fleet
-@pytest.mark.timeout(900)
 def test_a_pool_goes_over_the_plane_that_needs_no_gpu() -> None:
     outcome = checks(cuda=False)[0]["tcp"](600.0)
     assert outcome["ok"], outcome["why"]
