@@ -105,7 +105,7 @@ def measure(shape: tuple[int, int, int, int], dtype: torch.dtype, vllm: VllmExpe
     like = others["eager"]
     ours = {"pagefleet, torch": filled(HostExperts(experts, hidden, width, "silu"), like)}
     library = native_library(torch.device("cpu"), enabled=True)
-    if library is not None and takes_experts(library, dtype, hidden, width, "silu"):
+    if library is not None and takes_experts(dtype, hidden, width, "silu"):
         packed = PackedExperts(library, experts, hidden, width, "silu", dtype)
         ours = {"pagefleet": filled(NativeExperts(packed, experts), like)} | ours
     if vllm is not None:

@@ -1,5 +1,5 @@
 """Compiled products with matrices in 4 and 8 bits, and layers of experts in them, against what they stand for in
-bfloat16: by oneDNN, and by the compiled experts where these multiply it; in turns.
+bfloat16, by the fastest products and experts of the processor; in turns.
 
 python bench/native_products.py --json bench/results/native_products.json
 """
@@ -21,7 +21,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from pagefleet_engine.layers.linear_kernel import LinearKernel, linear_kernel
 from pagefleet_engine.layers.matrix import PlainMatrix
-from pagefleet_engine.layers.moe.experts import Experts, HostExperts
 from pagefleet_engine.layers.moe.native_experts import NativeExperts
 from pagefleet_engine.layers.moe.routing import Routes
 from pagefleet_engine.layers.quantization.coded import TABLES
@@ -92,7 +91,7 @@ def measure(make: Make, rounds: int) -> dict[str, dict[str, float]]:
         product = PackedProduct(library, weights)
         read += product.nbytes
         ours.append(NativeLinear(product))
-        theirs.append(linear_kernel(weights.dequantize().bfloat16()))
+        theirs.append(linear_kernel(weights.dequantize().bfloat16(), library))
     source = torch.ones(COPIED, dtype=torch.uint8)
     target = torch.ones_like(source)
     found = {}
@@ -129,9 +128,7 @@ def measure_experts(make: Make, rounds: int) -> dict[str, dict[str, float]]:
     """A layer of experts, each row by its own; the memory of all is more than caches hold."""
     library = load_library()[0]
     ours = RoundedExperts(library, EXPERTS, HIDDEN, WIDTH, "silu", torch.bfloat16)
-    theirs: Experts = HostExperts(EXPERTS, HIDDEN, WIDTH, "silu")
-    if library.multiplies_bf16:
-        theirs = NativeExperts(PackedExperts(library, EXPERTS, HIDDEN, WIDTH, "silu", torch.bfloat16), EXPERTS)
+    theirs = NativeExperts(PackedExperts(library, EXPERTS, HIDDEN, WIDTH, "silu", torch.bfloat16), EXPERTS)
     read = 0
     for expert in range(EXPERTS):
         weights = [make(WIDTH, HIDDEN), make(WIDTH, HIDDEN), make(HIDDEN, WIDTH)]

@@ -54,6 +54,7 @@ KERNELS: dict[str, tuple[str, ...]] = {
     "attention": (),
     # Floats are torch's, which rounds a product before it is added.
     "blocks": ("-ffp-contract=off",),
+    "dense": (),
     "experts": (),
     "layers": (),
     # What else these keep in registers leaves too few for a tile of sums: with AVX-512 half as fast.

@@ -88,7 +88,7 @@ class ModelConfig:
     """Names that clients may use, the first being the engine's own: NAME ALIAS or NAME,ALIAS; default: the folder's
     name, or that on the hub."""
     dtype: DType = "auto"
-    """auto: the checkpoint's type, in bfloat16 where the device computes in it natively, else float32."""
+    """auto: on a GPU the checkpoint's type; on a CPU bfloat16, or float32 where that is slow (no compiled kernels)."""
     max_logprobs: Annotated[int, Between(-1)] = 20
     """Most alternatives per token that a request may ask for; -1: all of the vocabulary, which it asks for by -1."""
     max_model_len: int | None = None

@@ -20,7 +20,8 @@ typedef __m512i Sums;
 typedef __m512i Inputs;
 typedef __m512i Table;
 
-const int TILE_PANELS = 4, TILE_INPUTS = 6;  // 24 sums in 32 registers
+const int TILE_INPUTS = 6;
+constexpr int panels_at(int) { return 4; }  // 24 sums in 32 registers
 template <int KIND> constexpr int code_less() { return 0; }
 
 INLINE Sums splat_sum(int32_t x) { return _mm512_set1_epi32(x); }
@@ -54,7 +55,8 @@ struct Sums {
 typedef __m256i Inputs;
 typedef __m256i Table;
 
-const int TILE_PANELS = 1, TILE_INPUTS = 4;
+const int TILE_INPUTS = 4;
+constexpr int panels_at(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }  // 8 sums in 16 registers, or 4
 // Two products of eight bits by eight do not fit 16: weights are taken with a sign, which the inputs then get.
 template <int KIND> constexpr int code_less() { return KIND == HALVES ? 0 : 128; }
 
@@ -85,17 +87,28 @@ INLINE Table load_table(const uint8_t *p) {
 INLINE Codes look_up(Table table, const Codes &codes) {
     return {{_mm256_shuffle_epi8(table, codes.of[0]), _mm256_shuffle_epi8(table, codes.of[1])}};
 }
-template <int KIND> INLINE Sums add_products(Sums sums, const Codes &codes, Inputs inputs) {
-    const __m256i ones = _mm256_set1_epi16(1);
+// Halves by bytes: of NARROW_INPUTS even all sums fit 16 bits, so that they are widened once.
+#define NARROW_INPUTS 32
+INLINE void add_narrow(Sums &sums, const Codes &codes, Inputs inputs) {
     for (int half = 0; half < 2; half++) {
-        __m256i pairs;
-        if (code_less<KIND>())
-            pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes.of[half]), _mm256_sign_epi8(inputs, codes.of[half]));
-        else
-            pairs = _mm256_maddubs_epi16(codes.of[half], inputs);
-        sums.of[half] = _mm256_add_epi32(sums.of[half], _mm256_madd_epi16(pairs, ones));
+        __m256i pairs = _mm256_maddubs_epi16(codes.of[half], inputs);
+        // GCC would add up products first, and have no registers left for all of them.
+        __asm__("vpaddw %1, %0, %0" : "+x"(sums.of[half]) : "x"(pairs));
     }
+}
+INLINE Sums widened(Sums sums, const Sums &narrow) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    for (int half = 0; half < 2; half++)
+        sums.of[half] = _mm256_add_epi32(sums.of[half], _mm256_madd_epi16(narrow.of[half], ones));
     return sums;
+}
+template <int KIND> INLINE Sums add_products(Sums sums, const Codes &codes, Inputs inputs) {
+    Sums pairs;
+    for (int half = 0; half < 2; half++)
+        pairs.of[half] = code_less<KIND>() ? _mm256_maddubs_epi16(_mm256_abs_epi8(codes.of[half]),
+                                                                  _mm256_sign_epi8(inputs, codes.of[half]))
+                                           : _mm256_maddubs_epi16(codes.of[half], inputs);
+    return widened(sums, pairs);
 }
 #if LANES == 16
 INLINE vf sum_floats(const Sums &sums, int) {
@@ -117,7 +130,8 @@ struct Sums {
 typedef int8x16_t Inputs;
 typedef int8x16_t Table;
 
-const int TILE_PANELS = 1, TILE_INPUTS = 6;  // 24 sums in 32 registers
+const int TILE_INPUTS = 6;
+constexpr int panels_at(int) { return 1; }  // 24 sums in 32 registers
 template <int KIND> constexpr int code_less() { return KIND == HALVES ? 0 : 128; }
 
 INLINE Sums splat_sum(int32_t x) { return {{vdupq_n_s32(x), vdupq_n_s32(x), vdupq_n_s32(x), vdupq_n_s32(x)}}; }
@@ -161,7 +175,8 @@ struct Sums {
 typedef const int8_t *Inputs;
 typedef const uint8_t *Table;
 
-const int TILE_PANELS = 1, TILE_INPUTS = 1;
+const int TILE_INPUTS = 1;
+constexpr int panels_at(int) { return 1; }
 template <int KIND> constexpr int code_less() { return 0; }
 
 INLINE Sums splat_sum(int32_t x) {

@@ -24,6 +24,10 @@
     void run_quantized_experts_##isa(const QuantizedExperts *, const Routed *, char *, int32_t);                       \
     int64_t product_room_##isa(const Packed *, int32_t);                                                               \
     void run_product_##isa(const Packed *, const Product *, char *, int32_t);                                          \
+    int64_t dense_bytes_##isa(const Dense *);                                                                          \
+    void lay_out_dense_##isa(const Dense *, const void *, int64_t, void *, int32_t);                                   \
+    int64_t dense_room_##isa(const Dense *, int32_t);                                                                  \
+    void run_dense_##isa(const Dense *, const Product *, char *, int32_t);                                             \
     int64_t sampling_room_##isa(int32_t, int32_t);                                                                     \
     void sample_##isa(const Sampling *, int32_t *, char *);                                                            \
     void norm_##isa(const Rows *, const void *, void *, const float *, float);                                         \
@@ -48,6 +52,10 @@ namespace {
      run_quantized_experts_##isa,                                                                                  \
      product_room_##isa,                                                                                           \
      run_product_##isa,                                                                                            \
+     dense_bytes_##isa,                                                                                            \
+     lay_out_dense_##isa,                                                                                          \
+     dense_room_##isa,                                                                                             \
+     run_dense_##isa,                                                                                              \
      sampling_room_##isa,                                                                                          \
      sample_##isa,                                                                                                 \
      norm_##isa,                                                                                                   \
@@ -92,7 +100,7 @@ const int64_t WORTH_A_THREAD = 1 << 13;
 
 extern "C" {
 
-int32_t abi_version() { return 8; }
+int32_t abi_version() { return 9; }
 
 // The best set first; null where there are no more.
 const InstructionSet *instruction_set(int32_t nth) {

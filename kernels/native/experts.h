@@ -9,8 +9,6 @@
 
 namespace {
 
-const int BLOCK = 64;  // outputs that are computed together
-
 struct Order {
     int32_t *starts;  // [E + 1], of each expert's pairs
     int32_t *places;  // [P], where each of the rows' order is; -1: nowhere
@@ -59,7 +57,8 @@ INLINE void join_row(const Experts *experts, int expert, int column, int columns
     }
 }
 
-INLINE int columns_at(int column, int64_t end) { return end - column < BLOCK ? (int)end - column : BLOCK; }
+// Of so many that are computed together.
+INLINE int columns_at(int column, int columns, int64_t end) { return end - column < columns ? (int)end - column : columns; }
 
 template <class T> void add_up_row(const Experts *experts, const Routed *routed, const Order &order, int row) {
     int64_t hidden = experts->hidden;

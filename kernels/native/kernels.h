@@ -70,14 +70,13 @@ struct PlanSize {
 // How gate and up are joined; see `Gate` in expert_gates.py.
 enum { GATE_SILU, GATE_GELU_TANH, GATE_RELU, GATE_SWIGLUOAI };
 
-// A layer of E experts of width W over rows of D numbers. Matrices are packed: gate [W, D], up [W, D] behind it, and down
-// [D, W], each in blocks of 64 outputs (the last may be narrower), of a block unit after unit of the inputs: a float, or
-// two neighbours in bfloat16. D and W are multiples of 16.
+// A layer of E experts of width W over rows of D numbers. Matrices are laid out as `Dense`: gate [W, D], up [W, D] behind
+// it, and down [D, W]. D and W are multiples of 16.
 struct Experts {
     const void *const *gate_up, *const *down;  // of each expert; null where nothing goes
     const float *gate_up_bias, *down_bias;     // [E, 2 W] and [E, D], or null
     int32_t num_experts, hidden, width, gate;
-    int32_t is_bf16;  // else float32, matrices and rows alike; only where the instruction set multiplies it
+    int32_t is_bf16;  // else float32, matrices and rows alike
 };
 
 // Where a group's numbers have their zero: in the middle of all; at a number of a byte for each output; or their scaled
@@ -91,6 +90,12 @@ struct Packed {
     const float *row_scales;  // [O], besides those of groups
     const uint8_t *table;     // [16], what numbers of 4 bits stand for, 128 being zero; null: themselves
     int32_t inputs, outputs, bits, group, zeros, input_block;
+};
+
+// A matrix [O, I] in floats, or in bfloat16, that lay_out_dense has laid out; rows of products are of the same type.
+struct Dense {
+    const void *packed;
+    int32_t inputs, outputs, is_bf16;
 };
 
 // GGUF's kinds of blocks, by the numbers that it has for them.
@@ -165,6 +170,10 @@ struct InstructionSet {
     void (*run_quantized_experts)(const QuantizedExperts *, const Routed *, char *, int32_t);
     int64_t (*product_room)(const Packed *, int32_t);
     void (*run_product)(const Packed *, const Product *, char *, int32_t);
+    int64_t (*dense_bytes)(const Dense *);
+    void (*lay_out_dense)(const Dense *, const void *, int64_t, void *, int32_t);
+    int64_t (*dense_room)(const Dense *, int32_t);
+    void (*run_dense)(const Dense *, const Product *, char *, int32_t);
     int64_t (*sampling_room)(int32_t, int32_t);
     void (*sample)(const Sampling *, int32_t *, char *);
     void (*norm)(const Rows *, const void *, void *, const float *, float);

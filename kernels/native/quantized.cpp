@@ -1,28 +1,10 @@
 // A product with a matrix in numbers of 4 or 8 bits, and what follows it. Compiled once for every instruction set.
+#include "finish.h"
 #include "quantized.h"
 
 namespace {
 
 const int MOST_ASKED = 16;  // lines at once: more would wait for each other
-
-template <class T> INLINE void put(const Packed *matrix, const Product *product, int row, int column, const float *sums) {
-    int left = matrix->outputs - column < STRIP ? matrix->outputs - column : STRIP;
-    T *out = (T *)product->out + (int64_t)row * product->out_stride + column;
-    const T *other = (const T *)product->other;
-    if (other) other += (int64_t)row * product->other_stride + column;
-    for (int at = 0; at < left; at += LANES) {
-        int some = left - at;
-        vf y = load(sums + at);
-        if (product->bias) y += load_some((const T *)product->bias + column + at, some);
-        if (product->then == THEN_ADD)
-            y += load_some(other + at, some);
-        else if (product->then == THEN_MULTIPLY)
-            y *= load_some(other + at, some);
-        else if (product->then != THEN_NOTHING)
-            y = activated(product->then - THEN_ACTIVATE, y);
-        store_some(out + at, y, some);
-    }
-}
 
 // One strip's products with all rows.
 template <class T>
@@ -40,7 +22,7 @@ void run_strip(const Packed *matrix, const Product *product, const Rounded &from
         int64_t done = (nth - 1) * (int64_t)ask * blocks * 64;
         bool asks = nth > 0 && done + (int64_t)ask * blocks * 64 <= bytes;
         strip_sums(rows, matrix, strip, from, row, sums, ahead + (asks ? done : 0), asks ? ask : 0);
-        for (int r = 0; r < rows; r++) put<T>(matrix, product, row + r, strip * STRIP, sums + r * STRIP);
+        for (int r = 0; r < rows; r++) put<T>(product, matrix->outputs, row + r, strip * STRIP, STRIP, sums + r * STRIP);
     }
 }
 

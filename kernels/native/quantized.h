@@ -121,6 +121,68 @@ template <int KIND> INLINE Codes codes_of(const Table &table, const uint8_t *p, 
     return KIND == CODES ? look_up(table, codes) : codes;
 }
 
+// Whether a strip is read once, from end to end: then memory is all that limits its products, and is asked ahead of
+// what the processor does by itself.
+constexpr bool reads_alone(int rows, int panels) { return rows == 1 && panels * PANEL == STRIP; }
+INLINE void ask_ahead(const uint8_t *codes) {
+#pragma GCC unroll 4
+    for (int line = 0; line < STEP; line += 64) ask_for(codes + 2048 + line);
+}
+
+#if defined(NARROW_INPUTS)
+// Adds a block of inputs to sums of integers.
+template <int ROWS, int PANELS>
+INLINE void add_halves(const uint8_t *codes, const int8_t *a, int length, Sums (&whole)[ROWS][PANELS]) {
+    for (int some; length > 0; length -= some) {
+        Sums narrow[ROWS][PANELS] = {};
+        some = length < NARROW_INPUTS ? length : NARROW_INPUTS;
+        for (int i = 0; i < some; i += 8, codes += STEP, a += ROWS * 8) {
+            if (reads_alone(ROWS, PANELS)) ask_ahead(codes);
+#pragma GCC unroll 2
+            for (int upper = 0; upper < 2; upper++) {
+                Inputs x[ROWS];
+#pragma GCC unroll 8
+                for (int r = 0; r < ROWS; r++) x[r] = splat_inputs(a + 4 * (upper * ROWS + r));
+#pragma GCC unroll 4
+                for (int p = 0; p < PANELS; p++) {
+                    Codes four = upper ? high_codes(codes + p * 64) : low_codes(codes + p * 64);
+#pragma GCC unroll 8
+                    for (int r = 0; r < ROWS; r++) add_narrow(narrow[r][p], four, x[r]);
+                }
+            }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+            for (int p = 0; p < PANELS; p++) whole[r][p] = widened(whole[r][p], narrow[r][p]);
+    }
+}
+#endif
+
+// The same of any kind.
+template <int KIND, int ROWS, int PANELS>
+INLINE void add_block(const Table &table, const uint8_t *codes, const int8_t *a, int length, Sums (&whole)[ROWS][PANELS]) {
+    const int fours = KIND == BYTES ? 1 : 2;  // that are read at once
+#if defined(NARROW_INPUTS)
+    if (KIND == HALVES) return add_halves(codes, a, length, whole);
+#endif
+    for (int i = 0; i < length; i += 4 * fours, codes += STEP) {
+        if (reads_alone(ROWS, PANELS)) ask_ahead(codes);
+#pragma GCC unroll 2
+        for (int upper = 0; upper < fours; upper++, a += 4 * ROWS) {
+            Codes four[PANELS];
+#pragma GCC unroll 4
+            for (int p = 0; p < PANELS; p++) four[p] = codes_of<KIND>(table, codes + p * 64, upper);
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r++) {
+                Inputs x = splat_inputs(a + 4 * r);
+#pragma GCC unroll 4
+                for (int p = 0; p < PANELS; p++) whole[r][p] = add_products<KIND>(whole[r][p], four[p], x);
+            }
+        }
+    }
+}
+
 // Sums [ROWS, STRIP] of some rows with PANELS panels of a strip. Meanwhile `ask` lines of what is read `next` are asked
 // for with each block.
 template <int KIND, int ROWS, int PANELS>
@@ -148,28 +210,8 @@ __attribute__((noinline)) void tile(const Packed *matrix, const uint8_t *strip, 
             for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
                 for (int p = 0; p < PANELS; p++) whole[r][p] = splat_sum(starts[r]);
-            for (int i = 0; i < length; i += at_once, strip += STEP, a += ROWS * at_once) {
-                const uint8_t *codes = strip + panel * 4 * PANEL;
-                Codes four[PANELS];
-#pragma GCC unroll 4
-                for (int p = 0; p < PANELS; p++)
-                    four[p] = codes_of<KIND>(table, codes + p * 64, false);
-#pragma GCC unroll 8
-                for (int r = 0; r < ROWS; r++) {
-                    Inputs x = splat_inputs(a + 4 * r);
-#pragma GCC unroll 4
-                    for (int p = 0; p < PANELS; p++) whole[r][p] = add_products<KIND>(whole[r][p], four[p], x);
-                }
-                if (KIND == BYTES) continue;
-#pragma GCC unroll 4
-                for (int p = 0; p < PANELS; p++) four[p] = codes_of<KIND>(table, codes + p * 64, true);
-#pragma GCC unroll 8
-                for (int r = 0; r < ROWS; r++) {
-                    Inputs x = splat_inputs(a + 4 * (ROWS + r));
-#pragma GCC unroll 4
-                    for (int p = 0; p < PANELS; p++) whole[r][p] = add_products<KIND>(whole[r][p], four[p], x);
-                }
-            }
+            add_block<KIND>(table, strip + panel * 4 * PANEL, a, length, whole);
+            strip += STEP * (length / at_once), a += ROWS * length;
 #pragma GCC unroll 4
             for (int p = 0; p < PANELS; p++)
 #pragma GCC unroll 4
@@ -201,8 +243,8 @@ INLINE void tile_of(int rows, const Packed *matrix, const uint8_t *strip, int pa
                     float *sums, const uint8_t *next, int ask) {
 #define TILE_OF(ROWS)                                                                                                  \
     case ROWS:                                                                                                         \
-        return tile<KIND, (ROWS < TILE_INPUTS ? ROWS : TILE_INPUTS), TILE_PANELS>(matrix, strip, panel, from, row, sums, \
-                                                                                  next, ask);
+        return tile<KIND, (ROWS < TILE_INPUTS ? ROWS : TILE_INPUTS), panels_at(ROWS)>(matrix, strip, panel, from, row, \
+                                                                                      sums, next, ask);
     switch (rows) { TILE_OF(1) TILE_OF(2) TILE_OF(3) TILE_OF(4) TILE_OF(5) TILE_OF(6) }
 #undef TILE_OF
 }
@@ -211,7 +253,7 @@ INLINE void tile_of(int rows, const Packed *matrix, const uint8_t *strip, int pa
 INLINE void strip_sums(int rows, const Packed *matrix, int strip, const Rounded &from, int row, float *sums,
                        const uint8_t *next = nullptr, int ask = 0) {
     const uint8_t *at = matrix->packed + strip * strip_bytes(matrix);
-    for (int panel = 0; panel < STRIP / PANEL; panel += TILE_PANELS, ask = 0) {
+    for (int panel = 0; panel < STRIP / PANEL; panel += panels_at(rows), ask = 0) {
         switch (kind_of(matrix)) {
             case BYTES: tile_of<BYTES>(rows, matrix, at, panel, from, row, sums, next, ask); break;
             case HALVES: tile_of<HALVES>(rows, matrix, at, panel, from, row, sums, next, ask); break;

@@ -39,7 +39,7 @@ template <class T> void gate_strip(const QuantizedExperts *experts, const Room<T
     const Packed *gate = experts->gate + expert, *up = experts->up + expert;
     int first = room.order.starts[expert], rows = room.order.starts[expert + 1] - first;
     int64_t width = experts->layer.width;
-    int column = strip * STRIP, columns = columns_at(column, width);
+    int column = strip * STRIP, columns = columns_at(column, STRIP, width);
     Rounded from = part_of(gate, room.rows, first);
     float gates[TILE_INPUTS * STRIP], ups[TILE_INPUTS * STRIP];
     for (int row = 0; row < rows; row += TILE_INPUTS) {
@@ -56,7 +56,7 @@ template <class T> void down_strip(const QuantizedExperts *experts, const Room<T
     const Packed *down = experts->down + expert;
     int first = room.order.starts[expert], rows = room.order.starts[expert + 1] - first;
     int64_t hidden = experts->layer.hidden;
-    int column = strip * STRIP, columns = columns_at(column, hidden);
+    int column = strip * STRIP, columns = columns_at(column, STRIP, hidden);
     Rounded from = part_of(down, room.halfway, first);
     float sums[TILE_INPUTS * STRIP];
     for (int row = 0; row < rows; row += TILE_INPUTS) {

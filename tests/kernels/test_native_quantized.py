@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from pagefleet_kernels.coded_matmul import CodedWeights
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.native.library import Library
-from pagefleet_kernels.native.quantized import PackedProduct, Then, byte_table, reference_product, takes_packed
+from pagefleet_kernels.native.products import Then
+from pagefleet_kernels.native.quantized import PackedProduct, byte_table, reference_product, takes_packed
 from pagefleet_kernels.packed_matmul import PackedWeights, pack_numbers
 from torch import Tensor
 

@@ -14,7 +14,7 @@ from pagefleet_kernels.sampling_rows import VocabularyPart
 from torch import Tensor
 
 from pagefleet_engine.layers.linear_kernel import LinearKernel
-from pagefleet_engine.layers.matrix import Matrix, PlainMatrix, matrix_slots
+from pagefleet_engine.layers.matrix import Matrix, PlainMatrix, kernels_of, matrix_slots
 from pagefleet_engine.layers.shard import own_share, shares
 from pagefleet_engine.layers.token_ranks import token_ranks
 from pagefleet_engine.layers.weight import Placement, Weight
@@ -136,7 +136,7 @@ class LMHead:
             rows = own_share(vocab_size, ranks, _WHAT)
             self._slots = matrix_slots(hidden_size, (rows,), placement, self._install)
         else:
-            tied_to.share(lambda table_VD: self._install(PlainMatrix(table_VD, placement.traceable)))
+            tied_to.share(lambda table_VD: self._install(PlainMatrix(table_VD, kernels_of(placement))))
         if form.bias:
             self._slots["bias"] = Weight((own_share(vocab_size, ranks, _WHAT),), None, placement, self._install_bias)
 

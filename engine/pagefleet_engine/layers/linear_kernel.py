@@ -1,6 +1,7 @@
-"""How a matrix is kept and multiplied: plain, or repacked once for oneDNN, which reads it two to four times faster.
+"""How a matrix is kept and multiplied: plain, or laid out once for oneDNN or our compiled kernels, which is read two to
+four times faster.
 
-A packed matrix also takes the operation that follows (an activation, a product, a residual sum) into the same call, so
+These also take the operation that follows (an activation, a product, a residual sum) into the same call, so
 that it costs no pass over memory of its own. Everything else sees only `LinearKernel`.
 
 Shapes: T tokens, I inputs, O outputs.
@@ -14,6 +15,9 @@ import torch
 import torch.nn.functional as F
 from pagefleet_kernels.activation import Kind, gated_activation
 from pagefleet_kernels.few_rows_matmul import few_rows_matmul, takes_few_rows
+from pagefleet_kernels.native.dense import DenseProduct, is_fastest
+from pagefleet_kernels.native.library import Library
+from pagefleet_kernels.native.products import ACTIVATIONS, NativeProduct, Then
 from torch import Tensor
 
 ROWS_HINT = 32
@@ -135,6 +139,43 @@ class PackedLinear:
         return out
 
 
+class CompiledLinear:
+    """By compiled kernels of a CPU."""
+
+    __slots__ = ("product",)
+
+    def __init__(self, product: NativeProduct) -> None:
+        self.product = product
+
+    def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
+        """See LinearKernel."""
+        return self._apply(x_TI, bias_O)
+
+    def linear_activated(self, x_TI: Tensor, bias_O: Tensor | None, activation: Activation) -> Tensor:
+        """See LinearKernel."""
+        if activation not in ACTIVATIONS:
+            return activate(self._apply(x_TI, bias_O), activation)
+        return self._apply(x_TI, bias_O, activation)
+
+    def linear_mul(self, x_TI: Tensor, factor_TO: Tensor, bias_O: Tensor | None) -> Tensor:
+        """See LinearKernel."""
+        return self._apply(x_TI, bias_O, "multiply", factor_TO)
+
+    def linear_add(self, x_TI: Tensor, residual_TO: Tensor, bias_O: Tensor | None) -> Tensor:
+        """See LinearKernel."""
+        return self._apply(x_TI, bias_O, "add", residual_TO, residual_TO)
+
+    def _apply(
+        self,
+        x_TI: Tensor,
+        bias_O: Tensor | None,
+        then: Then = "nothing",
+        other_TO: Tensor | None = None,
+        out_TO: Tensor | None = None,
+    ) -> Tensor:
+        return self.product(x_TI, bias_O, then=then, other_TO=other_TO, out_TO=out_TO)
+
+
 def activate(x: Tensor, activation: Activation) -> Tensor:
     """`act(x)`; x may be overwritten."""
     match activation:
@@ -146,8 +187,13 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
             return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
+def is_laid_out(dtype: torch.dtype, device: torch.device, native: Library | None) -> bool:
+    """Whether `linear_kernel` keeps a copy of its own of such a matrix."""
+    return (native is not None and is_fastest(native, dtype)) or can_pack(dtype, device)
+
+
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether this torch and this processor multiply packed matrices of the type."""
+    """Whether this torch and this processor multiply oneDNN's packed matrices of the type."""
     mkldnn: Any = torch.backends.mkldnn
     if device.type != "cpu" or not mkldnn.is_available():
         return False
@@ -159,8 +205,13 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype == torch.float32
 
 
-def linear_kernel(weight_OI: Tensor) -> LinearKernel:
-    """The fastest form of the matrix here. It may share memory with `weight_OI`, or be a copy."""
+def linear_kernel(weight_OI: Tensor, native: Library | None = None) -> LinearKernel:
+    """The fastest form of the matrix here. It may share memory with `weight_OI`, or be a copy.
+
+    `native`: the compiled kernels of a CPU.
+    """
+    if native is not None and is_fastest(native, weight_OI.dtype):
+        return CompiledLinear(DenseProduct(native, weight_OI))
     if can_pack(weight_OI.dtype, weight_OI.device):
         return PackedLinear(weight_OI)
     return GpuLinear(weight_OI) if weight_OI.device.type == "cuda" else PlainLinear(weight_OI)

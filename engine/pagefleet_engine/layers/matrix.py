@@ -6,12 +6,13 @@ Shapes: I inputs, O outputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from torch import Tensor
 
 from pagefleet_engine.errors import ModelLoadError
-from pagefleet_engine.layers.linear_kernel import LinearKernel, PlainLinear, can_pack, linear_kernel
+from pagefleet_engine.layers.linear_kernel import LinearKernel, PlainLinear, is_laid_out, linear_kernel
 from pagefleet_engine.layers.observed import ObservedMatrix
 from pagefleet_engine.layers.quantization.block_slots import BlockSlots
 from pagefleet_engine.layers.quantization.coded import CodedMatrix, CodedSlots
@@ -50,18 +51,21 @@ class Matrix(Protocol):
 class PlainMatrix:
     """A matrix in the model's own type."""
 
-    __slots__ = ("_traceable", "inputs", "weight_OI")
+    __slots__ = ("_kernel_of", "inputs", "weight_OI")
 
-    def __init__(self, weight_OI: Tensor, traceable: bool = False, inputs: InputQuantizer | None = None) -> None:
-        """`traceable`: see Placement."""
-        self.weight_OI, self._traceable = weight_OI, traceable
+    def __init__(
+        self,
+        weight_OI: Tensor,
+        kernel_of: Callable[[Tensor], LinearKernel] = linear_kernel,
+        inputs: InputQuantizer | None = None,
+    ) -> None:
+        self.weight_OI, self._kernel_of = weight_OI, kernel_of
         self.inputs = inputs
         """What rounds the inputs of its products."""
 
     def kernel(self, start: int, stop: int) -> LinearKernel:
         """See Matrix."""
-        weight_OI = self.weight_OI[start:stop]
-        product = PlainLinear(weight_OI) if self._traceable else linear_kernel(weight_OI)
+        product = self._kernel_of(self.weight_OI[start:stop])
         return product if self.inputs is None else ExpandedLinear(product, self.inputs)
 
     def plain(self) -> Tensor:
@@ -75,7 +79,12 @@ class PlainMatrix:
 
     def of(self, stored: Sequence[Tensor]) -> PlainMatrix:
         """See Matrix."""
-        return PlainMatrix(stored[0], self._traceable, self.inputs)
+        return PlainMatrix(stored[0], self._kernel_of, self.inputs)
+
+
+def kernels_of(placement: Placement) -> Callable[[Tensor], LinearKernel]:
+    """What multiplies by plain matrices there."""
+    return PlainLinear if placement.traceable else partial(linear_kernel, native=placement.native)
 
 
 def matrix_slots(
@@ -117,13 +126,13 @@ def _matrix_slots(
         rounded = None if scheme.inputs is None else InputQuantizer(scheme.inputs, None, ranks)
 
         def take_packed(matrix: PackedMatrix | Tensor) -> None:
-            install(PlainMatrix(matrix, placement.traceable, rounded) if isinstance(matrix, Tensor) else matrix)
+            install(PlainMatrix(matrix, kernels_of(placement), rounded) if isinstance(matrix, Tensor) else matrix)
 
         return dict(PackedSlots(scheme, columns, rows, placement, take_packed).slots)
     if isinstance(scheme, CodedScheme):
 
         def take_coded(matrix: CodedMatrix | Tensor) -> None:
-            install(PlainMatrix(matrix, placement.traceable) if isinstance(matrix, Tensor) else matrix)
+            install(PlainMatrix(matrix, kernels_of(placement)) if isinstance(matrix, Tensor) else matrix)
 
         return dict(CodedSlots(scheme, shard_of(inputs), rows, placement, take_coded).slots)
     if scheme is not None:
@@ -131,10 +140,10 @@ def _matrix_slots(
 
     def take(weight_OI: Tensor) -> None:
         if placement.observer is None:
-            install(PlainMatrix(weight_OI, placement.traceable))
+            install(PlainMatrix(weight_OI, kernels_of(placement)))
         else:
             watched = placement.observer.watch(placement.part_names(len(outputs)))
             install(ObservedMatrix(weight_OI, linear_kernel, watched))
 
-    is_packed = not placement.traceable and can_pack(placement.dtype, placement.device)
+    is_packed = not placement.traceable and is_laid_out(placement.dtype, placement.device, placement.native)
     return {"weight": Weight(outputs, inputs, placement, take, kept=Kept(placement.dtype, is_copy=is_packed))}

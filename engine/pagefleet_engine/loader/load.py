@@ -146,11 +146,14 @@ def _whole(arch: ModelArch, placement: Placement) -> Model:
     )
 
 
-def resolve_dtype(requested: DType, checkpoint: str, device: torch.device) -> torch.dtype:
+def resolve_dtype(
+    requested: DType, checkpoint: str, device: torch.device, *, compiled_kernels: bool = False
+) -> torch.dtype:
     """`requested`, or for `auto` the fastest type that keeps the checkpoint's precision in practice.
 
     auto on CUDA: the checkpoint's type, bfloat16 for float32 and float64. On a CPU: bfloat16 where it computes in it
-    natively (float32 elsewhere), which is also the better reading of a float16 checkpoint there.
+    natively, or `compiled_kernels` multiply all matrices, which read half as much then; float32 elsewhere. That is also
+    the better reading of a float16 checkpoint there.
 
     Raises:
         ModelLoadError: the checkpoint names a type that we cannot read.
@@ -160,7 +163,7 @@ def resolve_dtype(requested: DType, checkpoint: str, device: torch.device) -> to
         return stored
     if device.type != "cpu":
         return torch.float16 if checkpoint == "float16" else torch.bfloat16
-    return torch.bfloat16 if cpu_has_native_bfloat16() else torch.float32
+    return torch.bfloat16 if compiled_kernels or cpu_has_native_bfloat16() else torch.float32
 
 
 def checkpoint_dtype(requested: DType, checkpoint: str) -> torch.dtype:

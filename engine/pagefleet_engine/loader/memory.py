@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from pagefleet_engine.errors import ModelLoadError
-from pagefleet_engine.layers.linear_kernel import can_pack
+from pagefleet_engine.layers.linear_kernel import is_laid_out
 from pagefleet_engine.layers.shard import own_share
 from pagefleet_engine.layers.weight import Placement, Weight
 from pagefleet_engine.models.arch import ModelArch
@@ -24,7 +24,7 @@ def weight_bytes(arch: ModelArch, weights: Iterable[tuple[str, Weight]], placeme
     """What the weights will take: every slot, and the packed copy that a tied head makes of the embedding."""
     total = sum(weight.nbytes for _, weight in weights)
     has_head = placement.own_layers(arch.num_layers).stop == arch.num_layers
-    if has_head and arch.tie_word_embeddings and can_pack(placement.dtype, placement.device):
+    if has_head and arch.tie_word_embeddings and is_laid_out(placement.dtype, placement.device, placement.native):
         rows = own_share(arch.vocab_size, placement.tensor, "a vocabulary").size
         total += rows * arch.hidden_size * placement.dtype.itemsize
     return total

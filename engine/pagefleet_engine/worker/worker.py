@@ -98,7 +98,9 @@ class Worker:
         self._num_threads = set_num_threads(config.model.num_threads)
         limit_kernel_caches()
         self._native = native_library(self._device, enabled=config.execution.native_kernels)
-        self._dtype = resolve_dtype(config.model.dtype, arch.dtype, self._device)
+        # Attention over latents multiplies by torch, and what torch compiles does, too.
+        compiled_kernels = self._native is not None and arch.latent is None and not config.execution.compile
+        self._dtype = resolve_dtype(config.model.dtype, arch.dtype, self._device, compiled_kernels=compiled_kernels)
         self._kv_dtype = _KV_DTYPES.get(config.cache.kv_cache_dtype, self._dtype)
         self._balance = Balance(config.parallel.num_redundant_experts) if config.parallel.enable_eplb else None
         self._model = self._load(folder)

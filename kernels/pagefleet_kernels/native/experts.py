@@ -13,33 +13,25 @@ import torch
 from torch import Tensor
 
 from pagefleet_kernels.expert_gates import Gate
+from pagefleet_kernels.native.attention import DTYPES
+from pagefleet_kernels.native.dense import lay_out_dense
 from pagefleet_kernels.native.library import Experts, Library, Packed, QuantizedExperts, Routed
 from pagefleet_kernels.native.quantized import PackedProduct
 
 _GATES: Mapping[Gate, int] = {"silu": 0, "gelu_tanh": 1, "relu": 2, "swigluoai": 3}
-_BLOCK = 64
 _STEP = 16
 _WORTH_A_THREAD = 1 << 18
 """Products of two numbers that one thread computes sooner than another wakes."""
 
 
-def takes_experts(library: Library, dtype: torch.dtype, hidden: int, width: int, gate: Gate) -> bool:
+def takes_experts(dtype: torch.dtype, hidden: int, width: int, gate: Gate) -> bool:
     """Whether the kernels are for such experts."""
-    multiplies = dtype == torch.float32 or (dtype == torch.bfloat16 and library.multiplies_bf16)
-    return multiplies and joins(gate) and hidden % _STEP == 0 and width % _STEP == 0
+    return dtype in DTYPES and joins(gate) and hidden % _STEP == 0 and width % _STEP == 0
 
 
 def joins(gate: Gate) -> bool:
     """Whether the kernels join gate and up so."""
     return gate in _GATES
-
-
-def pack_matrix(weight_OI: Tensor) -> Tensor:
-    """A copy as the kernels read it, of one dimension and as many bytes; see `Experts` in kernels.h."""
-    units_OU = weight_OI.contiguous().view(torch.int32)
-    whole = len(units_OU) // _BLOCK * _BLOCK
-    blocks = units_OU[:whole].view(-1, _BLOCK, units_OU.shape[1]).transpose(1, 2)
-    return torch.cat((blocks.flatten(), units_OU[whole:].t().flatten()))
 
 
 class _Layer(ABC):
@@ -104,13 +96,17 @@ class PackedExperts(_Layer):
         self._gate_up, self._down = pointers(), pointers()
         self._experts.gate_up, self._experts.down = addressof(self._gate_up), addressof(self._down)
 
+    def lay_out(self, *weights_OI: Tensor) -> Tensor:
+        """Matrices as the kernels read them, one behind the other."""
+        return torch.cat([lay_out_dense(self._library, weight_OI)[0] for weight_OI in weights_OI])
+
     def put_gate_up(self, expert: int, packed: Tensor) -> None:
-        """Gate [G, D] and up, each packed, one behind the other."""
+        """Gate [G, D] and up, laid out."""
         self._kept["gate_up", expert] = packed
         self._gate_up[expert] = packed.data_ptr()
 
     def put_down(self, expert: int, packed: Tensor) -> None:
-        """Down [D, G]."""
+        """Down [D, G], laid out."""
         self._kept["down", expert] = packed
         self._down[expert] = packed.data_ptr()
 

@@ -11,7 +11,7 @@ import torch  # noqa: F401  brings the OpenMP that the library computes with: bo
 from pagefleet_kernels.errors import BackendUnavailableError
 
 LIBRARY = Path(__file__).with_name("libpagefleet_kernels.so")
-_ABI_VERSION = 8
+_ABI_VERSION = 9
 
 
 class Layer(Structure):
@@ -90,6 +90,12 @@ class Packed(Structure):
         ("zeros", c_int32),
         ("input_block", c_int32),
     )
+
+
+class Dense(Structure):
+    """See kernels.h."""
+
+    _fields_ = (("packed", c_void_p), ("inputs", c_int32), ("outputs", c_int32), ("is_bf16", c_int32))
 
 
 class QuantizedExperts(Structure):
@@ -208,6 +214,10 @@ class _InstructionSet(Structure):
         ("run_quantized_experts", c_void_p),
         ("product_room", c_void_p),
         ("run_product", c_void_p),
+        ("dense_bytes", c_void_p),
+        ("lay_out_dense", c_void_p),
+        ("dense_room", c_void_p),
+        ("run_dense", c_void_p),
         ("sampling_room", c_void_p),
         ("sample", c_void_p),
         ("norm", c_void_p),
@@ -229,6 +239,11 @@ _RUN_QUANTIZED_EXPERTS = ctypes.CFUNCTYPE(None, _QUANTIZED, POINTER(Routed), c_v
 _PACKED = POINTER(Packed)
 _PRODUCT_ROOM = ctypes.CFUNCTYPE(c_int64, _PACKED, c_int32)
 _RUN_PRODUCT = ctypes.CFUNCTYPE(None, _PACKED, POINTER(Product), c_void_p, c_int32)
+_DENSE = POINTER(Dense)
+_DENSE_BYTES = ctypes.CFUNCTYPE(c_int64, _DENSE)
+_LAY_OUT_DENSE = ctypes.CFUNCTYPE(None, _DENSE, c_void_p, c_int64, c_void_p, c_int32)
+_DENSE_ROOM = ctypes.CFUNCTYPE(c_int64, _DENSE, c_int32)
+_RUN_DENSE = ctypes.CFUNCTYPE(None, _DENSE, POINTER(Product), c_void_p, c_int32)
 _SAMPLING_ROOM = ctypes.CFUNCTYPE(c_int64, c_int32, c_int32)
 _SAMPLE = ctypes.CFUNCTYPE(None, POINTER(Sampling), c_void_p, c_void_p)
 _NORM = ctypes.CFUNCTYPE(None, POINTER(Rows), c_void_p, c_void_p, c_void_p, c_float)
@@ -249,6 +264,8 @@ class Library:
         self.quantized_experts_room = _QUANTIZED_EXPERTS_ROOM(chosen.quantized_experts_room)
         self.run_quantized_experts = _RUN_QUANTIZED_EXPERTS(chosen.run_quantized_experts)
         self.product_room, self.run_product = _PRODUCT_ROOM(chosen.product_room), _RUN_PRODUCT(chosen.run_product)
+        self.dense_bytes, self.lay_out_dense = _DENSE_BYTES(chosen.dense_bytes), _LAY_OUT_DENSE(chosen.lay_out_dense)
+        self.dense_room, self.run_dense = _DENSE_ROOM(chosen.dense_room), _RUN_DENSE(chosen.run_dense)
         self.sampling_room, self.sample = _SAMPLING_ROOM(chosen.sampling_room), _SAMPLE(chosen.sample)
         self.norm, self.rotate = _NORM(chosen.norm), _ROTATE(chosen.rotate)
         self.decode_blocks = _DECODE_BLOCKS(chosen.decode_blocks)

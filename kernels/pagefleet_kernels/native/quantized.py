@@ -7,10 +7,10 @@ Shapes: T rows, I inputs, O outputs, G groups, B blocks of inputs, S strips of o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
 from ctypes import byref
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +19,8 @@ from torch import Tensor
 from pagefleet_kernels.coded_matmul import CodedWeights
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.mxfp4 import E2M1
-from pagefleet_kernels.native.attention import DTYPES
 from pagefleet_kernels.native.library import Library, Packed, Product
+from pagefleet_kernels.native.products import NativeProduct
 from pagefleet_kernels.packed_matmul import PackedWeights, unpack_numbers
 
 STEP = 16
@@ -35,12 +35,6 @@ STRIP = 64
 """Outputs that lie beside each other."""
 MIDDLE, POINTS, OFFSETS = range(3)
 
-Then = Literal["nothing", "add", "multiply", "silu", "gelu_tanh", "relu"]
-_THEN: Mapping[Then, int] = {"nothing": 0, "add": 1, "multiply": 2, "silu": 3, "gelu_tanh": 4, "relu": 5}
-ACTIVATIONS: tuple[Then, ...] = ("silu", "gelu_tanh", "relu")
-
-_WORTH_A_THREAD = 1 << 18
-"""Products of two numbers that one thread computes sooner than another wakes."""
 _SMALLEST_FACTOR = 2.0**-100
 _ZERO = 128
 """Of a table's bytes."""
@@ -70,8 +64,8 @@ class LaidOut(NamedTuple):
     """uint8 [16], where numbers are codes."""
 
 
-class PackedProduct:
-    """Multiplies by one matrix, which is laid out anew unless it is so already."""
+class PackedProduct(NativeProduct):
+    """Multiplies by one matrix in few bits, which is laid out anew unless it is so already."""
 
     __slots__ = ("_library", "kept", "matrix")
 
@@ -93,6 +87,7 @@ class PackedProduct:
                 f"groups of {matrix.group} inputs, {block} rounded together, are not supported: multiples of {STEP} "
                 "that divide each other are"
             )
+        super().__init__(matrix.inputs, len(matrix.row_scales_O))
         self._library = library
         kept = (matrix.packed, matrix.row_scales_O)
         self.kept: tuple[Tensor, ...] = kept if matrix.table is None else (*kept, matrix.table)
@@ -122,50 +117,9 @@ class PackedProduct:
         """That the matrix takes."""
         return sum(part.nbytes for part in self.kept)
 
-    def __call__(
-        self,
-        x_TI: Tensor,
-        bias_O: Tensor | None = None,
-        *,
-        then: Then = "nothing",
-        other_TO: Tensor | None = None,
-        out_TO: Tensor | None = None,
-        scales_T: Tensor | None = None,
-    ) -> Tensor:
-        """`x W^T + bias`, and `then` that of it, [T, O] in x's type, which is one of DTYPES; sums are float32.
-
-        `other_TO`: what is added or multiplied, in x's type; `out_TO` may be the same. `scales_T`: float32, what 1 of a
-        row's rounded inputs stands for, which are then rounded as a row.
-        """
-        matrix = self.matrix
-        if x_TI.dtype not in DTYPES or x_TI.dim() != 2 or x_TI.shape[1] != matrix.inputs:
-            raise UnsupportedShapeError(
-                f"inputs {list(x_TI.shape)} of {x_TI.dtype} are not float32 or bfloat16 [T, {matrix.inputs}]"
-            )
-        x_TI = x_TI if x_TI.stride(1) == 1 else x_TI.contiguous()
-        num_rows = len(x_TI)
-        out_TO = x_TI.new_empty((num_rows, matrix.outputs)) if out_TO is None else out_TO
-        if not num_rows:
-            return out_TO
-        bias_O = None if bias_O is None else bias_O.to(x_TI.dtype).contiguous()
-        scales_T = None if scales_T is None else scales_T.to(torch.float32).contiguous()
-        product = Product(
-            x=x_TI.data_ptr(),
-            out=out_TO.data_ptr(),
-            other=None if other_TO is None else other_TO.data_ptr(),
-            bias=None if bias_O is None else bias_O.data_ptr(),
-            scales=None if scales_T is None else scales_T.data_ptr(),
-            x_stride=x_TI.stride(0),
-            out_stride=out_TO.stride(0),
-            other_stride=0 if other_TO is None else other_TO.stride(0),
-            rows=num_rows,
-            then=_THEN[then],
-            is_bf16=x_TI.dtype == torch.bfloat16,
-        )
-        memory = torch.empty(self._library.product_room(matrix, num_rows), dtype=torch.uint8)
-        threads = min(torch.get_num_threads(), 1 + num_rows * matrix.inputs * matrix.outputs // _WORTH_A_THREAD)
-        self._library.run_product(byref(matrix), byref(product), memory.data_ptr(), threads)
-        return out_TO
+    def _run(self, product: Product, threads: int) -> None:
+        memory = torch.empty(self._library.product_room(self.matrix, product.rows), dtype=torch.uint8)
+        self._library.run_product(byref(self.matrix), byref(product), memory.data_ptr(), threads)
 
 
 def input_block_of(group: int) -> int:

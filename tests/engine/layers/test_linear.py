@@ -11,14 +11,18 @@ from pagefleet_engine.layers.embedding import Embedding, LMHead
 from pagefleet_engine.layers.linear import GatedLinear, Linear
 from pagefleet_engine.layers.linear_kernel import (
     Activation,
+    CompiledLinear,
     LinearKernel,
     PackedLinear,
     PlainLinear,
     activate,
     can_pack,
+    is_laid_out,
     linear_kernel,
 )
 from pagefleet_engine.layers.weight import Placement
+from pagefleet_kernels.native.dense import DenseProduct, is_fastest
+from pagefleet_kernels.native.library import LIBRARY, load_library
 
 CPU = torch.device("cpu")
 PLACE = Placement(torch.float32, CPU, use_kernels=False)
@@ -29,7 +33,15 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> t
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-@pytest.fixture(params=[(kind, dtype) for kind in (PlainLinear, PackedLinear) for dtype in TOLERANCE], ids=str)
+def compiled(weight: torch.Tensor) -> CompiledLinear:
+    if not LIBRARY.exists():
+        pytest.skip("the kernels were not compiled")
+    return CompiledLinear(DenseProduct(load_library()[0], weight))
+
+
+@pytest.fixture(
+    params=[(kind, dtype) for kind in (PlainLinear, PackedLinear, compiled) for dtype in TOLERANCE], ids=str
+)
 def kernel_and_weight(request: pytest.FixtureRequest) -> tuple[LinearKernel, torch.Tensor]:
     kind, dtype = request.param
     if kind is PackedLinear and not can_pack(dtype, CPU):
@@ -52,6 +64,7 @@ def test_kernels_compute_the_formula(
     check = partial(torch.testing.assert_close, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     check(kernel.linear(x, bias).double(), exact)
     check(kernel.linear_activated(x, bias, "silu").double(), F.silu(exact))
+    check(kernel.linear_activated(x, bias, "gelu").double(), F.gelu(exact))
     check(kernel.linear_activated(x, bias, "gelu_tanh").double(), F.gelu(exact, approximate="tanh"))
     check(kernel.linear_mul(x, other, bias).double(), exact * other.double())
     check(kernel.linear_add(x, other.clone(), bias).double(), exact + other.double())
@@ -72,6 +85,14 @@ def test_what_can_be_packed() -> None:
     assert not can_pack(torch.float16, CPU)
     assert not can_pack(torch.float32, torch.device("cuda"))
     assert isinstance(linear_kernel(numbers(4, 4, dtype=torch.float16)), PlainLinear)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_compiled_kernels_multiply_where_they_are_faster(dtype: torch.dtype) -> None:
+    library = load_library()[0]
+    kernel = linear_kernel(numbers(4, 4, dtype=dtype), library)
+    assert isinstance(kernel, CompiledLinear) == is_fastest(library, dtype)
+    assert is_laid_out(dtype, CPU, library) >= is_fastest(library, dtype)
 
 
 def test_without_onednn_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,12 +18,14 @@ def test_a_request_is_obeyed(name: str, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("checkpoint", ["float32", "bfloat16", "float16", "float64"])
-def test_auto_on_a_cpu_is_what_the_processor_does_fast(
-    native: bool, checkpoint: str, monkeypatch: pytest.MonkeyPatch
+def test_auto_on_a_cpu_is_what_it_does_fast(
+    native: bool, compiled: bool, checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(load, "cpu_has_native_bfloat16", lambda: native)
-    assert resolve_dtype("auto", checkpoint, CPU) == (torch.bfloat16 if native else torch.float32)
+    fast = torch.bfloat16 if native or compiled else torch.float32
+    assert resolve_dtype("auto", checkpoint, CPU, compiled_kernels=compiled) == fast
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from pagefleet_kernels.expert_gates import Gate
-from pagefleet_kernels.native.experts import PackedExperts, RoundedExperts, joins, pack_matrix, takes_experts
+from pagefleet_kernels.native.experts import PackedExperts, RoundedExperts, joins, takes_experts
 from pagefleet_kernels.native.quantized import PackedProduct
 from torch import Tensor
 
@@ -36,7 +35,7 @@ def native_experts(
     if library is None or placement.traceable:
         return None
     if schemes == (None, None):
-        if not takes_experts(library, dtype, hidden_size, width.size, gate):
+        if not takes_experts(dtype, hidden_size, width.size, gate):
             return None
         return NativeExperts(PackedExperts(library, num_experts, hidden_size, width.size, gate, dtype), num_experts)
     roundings = [_rounding(scheme) for scheme in schemes]
@@ -88,7 +87,7 @@ class NativeExperts:
             self._layer.put_gate_up(expert, _product(matrix, 0, width), _product(matrix, width, 2 * width))
         else:
             (weight_OI,) = matrix.stored
-            self._layer.put_gate_up(expert, torch.cat([pack_matrix(part) for part in weight_OI.chunk(2)]))
+            self._layer.put_gate_up(expert, self._layer.lay_out(*weight_OI.chunk(2)))
 
     def install_down(self, expert: int, matrix: Matrix) -> None:
         """See Experts."""
@@ -96,7 +95,7 @@ class NativeExperts:
             self._layer.put_down(expert, _product(matrix, 0, self._layer.hidden))
         else:
             (weight_OI,) = matrix.stored
-            self._layer.put_down(expert, pack_matrix(weight_OI))
+            self._layer.put_down(expert, self._layer.lay_out(weight_OI))
 
     def install_gate_up_bias(self, bias_EO: Tensor) -> None:
         """See Experts."""

@@ -9,10 +9,18 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
-from pagefleet_kernels.native.quantized import ACTIVATIONS, PackedProduct, Then
+from pagefleet_kernels.native.library import Library
+from pagefleet_kernels.native.products import NativeProduct, Then
 from torch import Tensor
 
-from pagefleet_engine.layers.linear_kernel import ROWS_HINT, Activation, LinearKernel, activate, linear_kernel
+from pagefleet_engine.layers.linear_kernel import (
+    ROWS_HINT,
+    Activation,
+    CompiledLinear,
+    LinearKernel,
+    activate,
+    linear_kernel,
+)
 from pagefleet_engine.layers.quantization.form import exact_dtype
 from pagefleet_engine.layers.quantization.inputs import InputQuantizer
 
@@ -50,9 +58,16 @@ class RescaledLinear(QuantizedLinear):
 
     __slots__ = ("_exact", "_inputs", "_product", "_scale_O")
 
-    def __init__(self, values_OI: Tensor, scale_O: Tensor, inputs: InputQuantizer, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        values_OI: Tensor,
+        scale_O: Tensor,
+        inputs: InputQuantizer,
+        dtype: torch.dtype,
+        native: Library | None = None,
+    ) -> None:
         self._exact = exact_dtype(dtype)
-        self._product: LinearKernel = linear_kernel(values_OI.to(self._exact))
+        self._product: LinearKernel = linear_kernel(values_OI.to(self._exact), native)
         self._scale_O, self._inputs = scale_O, inputs
 
     def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
@@ -88,35 +103,18 @@ class PackedInt8Linear(QuantizedLinear):
         return rescale(scaled_TO, scale, None, bias_O).to(x_TI.dtype)
 
 
-class NativeLinear(QuantizedLinear):
-    """By compiled kernels, which take what follows along."""
+class NativeLinear(CompiledLinear):
+    """The same with a matrix in few bits, whose inputs are rounded."""
 
-    __slots__ = ("_inputs", "_order_I", "product")
+    __slots__ = ("_inputs", "_order_I")
 
     def __init__(
-        self, product: PackedProduct, inputs: InputQuantizer | None = None, order_I: Tensor | None = None
+        self, product: NativeProduct, inputs: InputQuantizer | None = None, order_I: Tensor | None = None
     ) -> None:
         """`inputs`: who rounds rows to int8; None: the product itself, block by block. `order_I`: int32, which input
         each column multiplies; None: its own."""
-        self.product, self._inputs, self._order_I = product, inputs, order_I
-
-    def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
-        """See LinearKernel."""
-        return self._apply(x_TI, bias_O)
-
-    def linear_activated(self, x_TI: Tensor, bias_O: Tensor | None, activation: Activation) -> Tensor:
-        """See LinearKernel."""
-        if activation not in ACTIVATIONS:
-            return super().linear_activated(x_TI, bias_O, activation)
-        return self._apply(x_TI, bias_O, activation)
-
-    def linear_mul(self, x_TI: Tensor, factor_TO: Tensor, bias_O: Tensor | None) -> Tensor:
-        """See LinearKernel."""
-        return self._apply(x_TI, bias_O, "multiply", factor_TO)
-
-    def linear_add(self, x_TI: Tensor, residual_TO: Tensor, bias_O: Tensor | None) -> Tensor:
-        """See LinearKernel."""
-        return self._apply(x_TI, bias_O, "add", residual_TO, residual_TO)
+        super().__init__(product)
+        self._inputs, self._order_I = inputs, order_I
 
     def _apply(
         self,

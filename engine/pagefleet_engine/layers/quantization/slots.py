@@ -58,10 +58,11 @@ class QuantizedMatrix:
         match self.form:
             case Form.EXPANDED:
                 weight_OI = dequantize(values_OI, scales, self.scheme.block).to(self.dtype)
-                return ExpandedLinear(PlainLinear(weight_OI) if self.traceable else linear_kernel(weight_OI), inputs)
+                product = PlainLinear(weight_OI) if self.traceable else linear_kernel(weight_OI, self.native)
+                return ExpandedLinear(product, inputs)
             case Form.RESCALED:
                 assert inputs is not None, "numbers are multiplied by numbers"
-                return RescaledLinear(values_OI, scales, inputs, self.dtype)
+                return RescaledLinear(values_OI, scales, inputs, self.dtype, self.native)
             case Form.PACKED_INT8:
                 assert inputs is not None, "numbers are multiplied by numbers"
                 return PackedInt8Linear(values_OI, scales, inputs)
@@ -69,8 +70,8 @@ class QuantizedMatrix:
                 assert self.native is not None, "the form is theirs"
                 weights = PackedWeights(values_OI.view(torch.uint8) ^ _SIGN, scales[:, None], None, 8, None)
                 by_row = rounding is not None and rounding.scales == "token" and self.input_ranks is None
-                product = PackedProduct(self.native, weights, input_block=values_OI.shape[1] if by_row else None)
-                return NativeLinear(product, None if by_row else inputs)
+                packed = PackedProduct(self.native, weights, input_block=values_OI.shape[1] if by_row else None)
+                return NativeLinear(packed, None if by_row else inputs)
             case Form.SCALED:
                 return ScaledLinear(values_OI, scales, self.scheme, self.fixed, self.dtype)
 

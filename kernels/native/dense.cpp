@@ -1,0 +1,113 @@
+// A product with a matrix in floats, and what follows it. Compiled once for every instruction set.
+#include "dense.h"
+#include "finish.h"
+#include "memory.h"
+
+namespace {
+
+const int64_t CHUNK_BYTES = 1 << 17;  // of strips that one thread takes at once: a part of its own cache
+const int MOST_STRIPS = 16;           // of a chunk
+const int CHUNKS_PER_THREAD = 4;
+
+// Rows are copied as the left matrix where they do not lie so, and then not a power of two apart: several of them would
+// meet in a few lines of the cache.
+int64_t padded(int64_t inputs) { return (inputs + 15) / 16 * 16 + 16; }
+
+template <class T> bool as_they_are(const Dense *matrix) {
+    return sizeof(T) == sizeof(Left<T>) && matrix->inputs % Steps<T>::inputs == 0;
+}
+
+template <class T> int64_t room(const Dense *matrix, int64_t rows) {
+    Memory room = {nullptr, 0};
+    room.take<int32_t>(1);
+    if (!as_they_are<T>(matrix)) room.take<Left<T>>(rows * padded(matrix->inputs));
+    return room.taken;
+}
+
+int chunk_of(int64_t strip_bytes, int strips, int threads) {
+    int64_t most = CHUNK_BYTES / strip_bytes, shared = strips / (threads * CHUNKS_PER_THREAD);
+    if (most > MOST_STRIPS) most = MOST_STRIPS;
+    if (most > shared) most = shared;
+    return most < 1 ? 1 : (int)most;
+}
+
+// Some rows times the strips from `strip` on.
+template <class T>
+void run_chunk(const Dense *matrix, const Product *product, const Left<T> *x, int64_t stride, int strip, int end) {
+    int steps = num_steps<T>(matrix->inputs);
+    int64_t words = strip_words<T>(matrix->inputs);
+    float sums[MAX_ROWS * COLUMNS];
+    for (int row = 0; row < product->rows; row += MAX_ROWS) {
+        int rows = product->rows - row < MAX_ROWS ? product->rows - row : MAX_ROWS;
+        for (int s = strip; s < end; s++) {
+            strip_sums<T>(rows, x + row * stride, stride, (const uint32_t *)matrix->packed + s * words, steps, sums);
+            for (int r = 0; r < rows; r++)
+                put<T>(product, matrix->outputs, row + r, s * COLUMNS, COLUMNS, sums + r * COLUMNS);
+        }
+    }
+}
+
+template <class T> void run(const Dense *matrix, const Product *product, char *memory, int threads) {
+    Memory given = {memory, 0};
+    int32_t *taken = given.take<int32_t>(1);  // chunks
+    const Left<T> *x = (const Left<T> *)product->x;
+    int64_t stride = product->x_stride;
+    bool copies = !as_they_are<T>(matrix);
+    if (copies) {
+        stride = padded(matrix->inputs);
+        x = given.take<Left<T>>(product->rows * stride);
+    }
+    int strips = num_strips(matrix->outputs);
+    int chunk = chunk_of(4 * strip_words<T>(matrix->inputs), strips, threads);
+    *taken = 0;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        if (copies) {
+#pragma omp for
+            for (int row = 0; row < product->rows; row++) {
+                Left<T> *to = (Left<T> *)x + row * stride;
+                copy_row((const T *)product->x + row * product->x_stride, matrix->inputs, to);
+                if (matrix->inputs % Steps<T>::inputs) to[matrix->inputs] = 0;
+            }
+        }
+        for (;;) {
+            int strip = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED) * chunk;
+            if (strip >= strips) break;
+            run_chunk<T>(matrix, product, x, stride, strip, strip + chunk < strips ? strip + chunk : strips);
+        }
+    }
+}
+
+template <class T> void lay_out(const Source<T> &w, uint32_t *to, int threads) {
+    int64_t words = strip_words<T>(w.inputs);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int strip = 0; strip < num_strips(w.outputs); strip++) lay_out_strip(w, strip, to + strip * words);
+}
+
+}  // namespace
+
+extern "C" {
+
+int64_t NAMED(dense_bytes, ISA)(const Dense *matrix) {
+    int64_t words = matrix->is_bf16 ? strip_words<bf16>(matrix->inputs) : strip_words<float>(matrix->inputs);
+    return 4 * words * num_strips(matrix->outputs);
+}
+
+void NAMED(lay_out_dense, ISA)(const Dense *matrix, const void *w, int64_t stride, void *to, int32_t threads) {
+    if (matrix->is_bf16)
+        lay_out<bf16>({(const bf16 *)w, stride, matrix->inputs, matrix->outputs}, (uint32_t *)to, threads);
+    else
+        lay_out<float>({(const float *)w, stride, matrix->inputs, matrix->outputs}, (uint32_t *)to, threads);
+}
+
+int64_t NAMED(dense_room, ISA)(const Dense *matrix, int32_t rows) {
+    return matrix->is_bf16 ? room<bf16>(matrix, rows) : room<float>(matrix, rows);
+}
+
+void NAMED(run_dense, ISA)(const Dense *matrix, const Product *product, char *memory, int32_t threads) {
+    if (matrix->is_bf16)
+        run<bf16>(matrix, product, memory, threads);
+    else
+        run<float>(matrix, product, memory, threads);
+}
+}
