@@ -19,6 +19,7 @@ from pagefleet_engine.loader.load import resolve_dtype
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.models.parameters import count_parameters
+from pagefleet_engine.worker.native import native_library
 
 if TYPE_CHECKING:
     from pagefleet_engine.config import DType
@@ -39,7 +40,7 @@ class Subject:
         device = torch.device("cuda" if torch.cuda.is_available() and options.get("device") != "cpu" else "cpu")
         overrides = options.get("hf_overrides")
         arch = read_arch(resolve_model_folder(model), str(overrides) if overrides else None)
-        size = float(resolve_dtype(cast("DType", options.get("dtype", "auto")), arch.dtype, device).itemsize)
+        size = _size(arch, options, device)
         kv_bytes = size if options.get("kv_cache_dtype", "auto") == "auto" else 1.0
         weight_bytes, expert_bytes = _stored_bytes(arch, bool(options.get("quantization")), size)
         cost = ModelCost.of(arch, weight_bytes, kv_bytes, expert_bytes, size)
@@ -50,6 +51,14 @@ class Subject:
         """How many the model has, and a token uses, in billions."""
         count = count_parameters(self.arch)
         return {"total_billions": count.total / 1e9, "active_billions": count.active / 1e9}
+
+
+def _size(arch: ModelArch, options: dict[str, object], device: torch.device) -> float:
+    """Bytes of a number in the type that a worker would compute in."""
+    native = native_library(device, enabled=options.get("native_kernels") is not False)
+    compiled = native is not None and arch.latent is None and not options.get("compile")
+    asked = cast("DType", options.get("dtype", "auto"))
+    return float(resolve_dtype(asked, arch.dtype, device, compiled_kernels=compiled).itemsize)
 
 
 def _stored_bytes(arch: ModelArch, on_load: bool, size: float) -> tuple[float, float]:

@@ -30,7 +30,7 @@ class Roofline:
     copy_bytes_per_s: float
     """Bytes read plus bytes written."""
     matmul_flops_per_s: float
-    """Of the type that models compute in unless told otherwise: bfloat16, on a processor without it float32."""
+    """Of torch: in bfloat16, on a processor without it in float32."""
 
     def seconds(self, num_bytes: float, flops: float) -> float:
         """The floor of a kernel that moves so many bytes and does so many operations."""
@@ -123,7 +123,7 @@ def _copy_rate(device: torch.device) -> float:
 
 def _matmul_rate(device: torch.device) -> float:
     side = 8192 if device.type == "cuda" else 1536
-    # In a type that a processor has no products for these take most of a minute, and no engine computes in it.
+    # In a type that a processor has no products for these take most of a minute.
     a, b = torch.randn(2, side, side, device=device).to(resolve_dtype("auto", "bfloat16", device))
     return 2 * side**3 / median_seconds(lambda: a @ b, device)
 
