@@ -118,7 +118,12 @@ def specs(arguments: argparse.Namespace) -> list[EngineSpec]:
         env = {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_KVCACHE_SPACE": "4"} | (
             {"LD_PRELOAD": preload} if preload else {}
         )
-        options = {"dtype": "bfloat16", "max_model_len": 2048, "max_num_seqs": 256, "max_num_batched_tokens": 4096}
+        options = {
+            "dtype": arguments.vllm_dtype,
+            "max_model_len": 2048,
+            "max_num_seqs": 256,
+            "max_num_batched_tokens": 4096,
+        }
         found.append(EngineSpec("vllm", "vllm", arguments.vllm_python, options, env))
     if arguments.transformers_python:
         for size in (1, 16):
@@ -188,6 +193,9 @@ def main() -> None:
     )
     parser.add_argument("--vllm-python", help="Python of an environment with vllm-cpu")
     parser.add_argument("--vllm-preload", nargs="*", default=[], help="libraries that vLLM advises to preload")
+    parser.add_argument(
+        "--vllm-dtype", default="bfloat16", help="float32 is faster where the processor does not multiply bfloat16"
+    )
     parser.add_argument("--transformers-python", help="Python of an environment with transformers")
     parser.add_argument("--requests", type=int, default=32, help="At once; fewer make shorter rounds")
     parser.add_argument("--rounds", type=int, default=3)

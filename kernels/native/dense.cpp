@@ -34,11 +34,11 @@ int chunk_of(int64_t strip_bytes, int strips, int threads) {
 // Some rows times the strips from `strip` on.
 template <class T>
 void run_chunk(const Dense *matrix, const Product *product, const Left<T> *x, int64_t stride, int strip, int end) {
-    int steps = num_steps<T>(matrix->inputs);
+    int steps = num_steps<T>(matrix->inputs), height = tile_height(product->rows);
     int64_t words = strip_words<T>(matrix->inputs);
     float sums[MAX_ROWS * COLUMNS];
-    for (int row = 0; row < product->rows; row += MAX_ROWS) {
-        int rows = product->rows - row < MAX_ROWS ? product->rows - row : MAX_ROWS;
+    for (int row = 0; row < product->rows; row += height) {
+        int rows = product->rows - row < height ? product->rows - row : height;
         for (int s = strip; s < end; s++) {
             strip_sums<T>(rows, x + row * stride, stride, (const uint32_t *)matrix->packed + s * words, steps, sums);
             for (int r = 0; r < rows; r++)

@@ -108,25 +108,24 @@ INLINE void copy_row(const bf16 *x, int64_t length, float *to) {
     for (int64_t at = 0; at < length; at += LANES) store_some(to + at, load_some(x + at, (int)(length - at)), (int)(length - at));
 }
 
-// Sums [ROWS, COLUMNS] of a strip. Few rows leave registers for sums of every second or fourth step, so that none waits
-// for the one before.
-template <class S, int ROWS, int APART>
+// Sums [ROWS, COLUMNS] of a strip, in the order of the inputs however many rows there are. Memory is asked for ahead: where
+// rows are few it is all that limits them, and processors ask too late by themselves.
+template <class S, int ROWS>
 __attribute__((noinline)) void strip_tile(const uint32_t *a, int64_t a_stride, const uint32_t *strip, int steps, float *sums) {
-    vf parts[APART][ROWS][MAX_VECTORS];
-    for (int p = 0; p < APART; p++)
-        for (int m = 0; m < ROWS; m++)
-            for (int v = 0; v < MAX_VECTORS; v++) parts[p][m][v] = (vf){};
-    int k = 0;
-    for (; k + APART <= steps; k += APART, a += APART, strip += APART * S::words)
-#pragma GCC unroll 4
-        for (int p = 0; p < APART; p++) S::step(a + p, a_stride, strip + p * S::words, parts[p], ROWS);
-    for (; k < steps; k++, a++, strip += S::words) S::step(a, a_stride, strip, parts[0], ROWS);
+    const int WORDS_AHEAD = 512, LINE_STEPS = S::words < 16 ? 16 / S::words : 1;  // of 64 bytes
+    vf found[ROWS][MAX_VECTORS];
     for (int m = 0; m < ROWS; m++)
-        for (int v = 0; v < MAX_VECTORS; v++) {
-            vf sum = parts[0][m][v];
-            for (int p = 1; p < APART; p++) sum += parts[p][m][v];
-            store(sums + m * COLUMNS + v * LANES, sum);
-        }
+        for (int v = 0; v < MAX_VECTORS; v++) found[m][v] = (vf){};
+    int k = 0;
+    for (; k + LINE_STEPS <= steps; k += LINE_STEPS) {
+#pragma GCC unroll 4
+        for (int line = 0; line < S::words * LINE_STEPS; line += 16) ask_for(strip + WORDS_AHEAD + line);
+#pragma GCC unroll 4
+        for (int nth = 0; nth < LINE_STEPS; nth++, a++, strip += S::words) S::step(a, a_stride, strip, found, ROWS);
+    }
+    for (; k < steps; k++, a++, strip += S::words) S::step(a, a_stride, strip, found, ROWS);
+    for (int m = 0; m < ROWS; m++)
+        for (int v = 0; v < MAX_VECTORS; v++) store(sums + m * COLUMNS + v * LANES, found[m][v]);
 }
 
 // The same of up to MAX_ROWS rows, `stride` numbers apart.
@@ -134,13 +133,19 @@ template <class T> INLINE void strip_sums(int rows, const Left<T> *x, int64_t st
     const uint32_t *a = (const uint32_t *)x;
     stride = stride * (int64_t)sizeof(Left<T>) / 4;
     switch (rows) {
-        case 1: strip_tile<Steps<T>, 1, 4>(a, stride, strip, steps, sums); break;
-        case 2: strip_tile<Steps<T>, 2, 2>(a, stride, strip, steps, sums); break;
-        case 3: strip_tile<Steps<T>, 3, 2>(a, stride, strip, steps, sums); break;
-        case 4: strip_tile<Steps<T>, 4, 1>(a, stride, strip, steps, sums); break;
-        case 5: strip_tile<Steps<T>, 5, 1>(a, stride, strip, steps, sums); break;
-        default: strip_tile<Steps<T>, 6, 1>(a, stride, strip, steps, sums);
+        case 1: strip_tile<Steps<T>, 1>(a, stride, strip, steps, sums); break;
+        case 2: strip_tile<Steps<T>, 2>(a, stride, strip, steps, sums); break;
+        case 3: strip_tile<Steps<T>, 3>(a, stride, strip, steps, sums); break;
+        case 4: strip_tile<Steps<T>, 4>(a, stride, strip, steps, sums); break;
+        case 5: strip_tile<Steps<T>, 5>(a, stride, strip, steps, sums); break;
+        default: strip_tile<Steps<T>, 6>(a, stride, strip, steps, sums);
     }
+}
+
+// Of tiles that are as even as possible: eight rows are four and four, as each tile reads the strip again.
+INLINE int tile_height(int rows) {
+    int tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
+    return tiles ? (rows + tiles - 1) / tiles : 1;
 }
 
 template <class T> void lay_out_strip(const Source<T> &w, int strip, uint32_t *to) {

@@ -25,8 +25,6 @@ template <class T> void gather_row(const Experts *experts, const Routed *routed,
             copy_row((const T *)routed->x + row * routed->x_stride, hidden, room.rows + room.order.places[p] * hidden);
 }
 
-int rows_at(int row, int stop) { return stop - row < MAX_ROWS ? stop - row : MAX_ROWS; }
-
 // A strip of an expert's gate and up, joined.
 template <class T> void gate_strip(const Experts *experts, const Room<T> &room, int expert, int strip) {
     int64_t hidden = experts->hidden, width = experts->width, words = strip_words<T>(hidden);
@@ -34,8 +32,9 @@ template <class T> void gate_strip(const Experts *experts, const Room<T> &room, 
     const uint32_t *gate_w = (const uint32_t *)experts->gate_up[expert] + strip * words;
     const uint32_t *up_w = gate_w + num_strips(width) * words;
     float gate[MAX_ROWS * COLUMNS], up[MAX_ROWS * COLUMNS];
-    for (int row = room.order.starts[expert], stop = room.order.starts[expert + 1]; row < stop; row += MAX_ROWS) {
-        int rows = rows_at(row, stop);
+    int row = room.order.starts[expert], stop = room.order.starts[expert + 1], height = tile_height(stop - row);
+    for (; row < stop; row += height) {
+        int rows = stop - row < height ? stop - row : height;
         strip_sums<T>(rows, room.rows + row * hidden, hidden, gate_w, steps, gate);
         strip_sums<T>(rows, room.rows + row * hidden, hidden, up_w, steps, up);
         for (int m = 0; m < rows; m++)
@@ -49,8 +48,9 @@ template <class T> void down_strip(const Experts *experts, const Room<T> &room, 
     int column = strip * COLUMNS, columns = columns_at(column, COLUMNS, hidden);
     const uint32_t *w = (const uint32_t *)experts->down[expert] + strip * strip_words<T>(width);
     float sums[MAX_ROWS * COLUMNS];
-    for (int row = room.order.starts[expert], stop = room.order.starts[expert + 1]; row < stop; row += MAX_ROWS) {
-        int rows = rows_at(row, stop);
+    int row = room.order.starts[expert], stop = room.order.starts[expert + 1], height = tile_height(stop - row);
+    for (; row < stop; row += height) {
+        int rows = stop - row < height ? stop - row : height;
         strip_sums<T>(rows, room.gated + row * width, width, w, num_steps<T>(width), sums);
         for (int m = 0; m < rows; m++)
             memcpy(room.order.results + (row + m) * hidden + column, sums + m * COLUMNS, columns * sizeof(float));

@@ -52,24 +52,24 @@ class NativeProduct(ABC):
                 f"inputs {list(x_TI.shape)} of {x_TI.dtype} are not float32 or bfloat16 [T, {self._inputs}]"
             )
         x_TI = x_TI if x_TI.stride(1) == 1 else x_TI.contiguous()
-        num_rows = len(x_TI)
+        num_rows = x_TI.shape[0]
         out_TO = x_TI.new_empty((num_rows, self._outputs)) if out_TO is None else out_TO
         if not num_rows:
             return out_TO
         bias_O = None if bias_O is None else bias_O.to(x_TI.dtype).contiguous()
         scales_T = None if scales_T is None else scales_T.to(torch.float32).contiguous()
-        product = Product(
-            x=x_TI.data_ptr(),
-            out=out_TO.data_ptr(),
-            other=None if other_TO is None else other_TO.data_ptr(),
-            bias=None if bias_O is None else bias_O.data_ptr(),
-            scales=None if scales_T is None else scales_T.data_ptr(),
-            x_stride=x_TI.stride(0),
-            out_stride=out_TO.stride(0),
-            other_stride=0 if other_TO is None else other_TO.stride(0),
-            rows=num_rows,
-            then=_THEN[then],
-            is_bf16=x_TI.dtype == torch.bfloat16,
+        product = Product(  # its fields in order, as names take longer
+            x_TI.data_ptr(),
+            out_TO.data_ptr(),
+            None if other_TO is None else other_TO.data_ptr(),
+            None if bias_O is None else bias_O.data_ptr(),
+            None if scales_T is None else scales_T.data_ptr(),
+            x_TI.stride(0),
+            out_TO.stride(0),
+            0 if other_TO is None else other_TO.stride(0),
+            num_rows,
+            _THEN[then],
+            x_TI.dtype == torch.bfloat16,
         )
         work = num_rows * self._inputs * self._outputs
         self._run(product, min(torch.get_num_threads(), 1 + work // _WORTH_A_THREAD))
