@@ -88,7 +88,7 @@ async def read(
 
 
 async def until_begun(reading: Reading) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(600):
         while len(reading.text) < 40:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.005)
 
@@ -114,7 +114,7 @@ def test_streams_outlive_their_engine(tmp_path: Path) -> None:
     readings: list[Reading] = []
 
     async def scenario(fleet: FleetProcess) -> dict[str, str]:
-        async with httpx.AsyncClient(base_url=fleet.url, timeout=120) as http:
+        async with httpx.AsyncClient(base_url=fleet.url, timeout=600) as http:
             whole = {kind: await alone(http, kind) for kind in ("greedy", "seeded")}
             tasks = []
             while (victim := hit_by_all(readings)) is None:
@@ -150,7 +150,7 @@ def test_under_steady_traffic_no_stream_is_cut(tmp_path: Path) -> None:
     lengths[len(lengths) // 2] = LONG
 
     async def scenario(fleet: FleetProcess) -> None:
-        async with httpx.AsyncClient(base_url=fleet.url, timeout=120) as http:
+        async with httpx.AsyncClient(base_url=fleet.url, timeout=600) as http:
             tasks = []
             for number in range(RATE * SECONDS):
                 readings.append(Reading("by chance"))

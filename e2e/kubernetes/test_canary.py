@@ -19,7 +19,6 @@ from e2e.kubernetes.installation import Installation
 from e2e.kubernetes.load import Load
 from e2e.kubernetes.service import Service
 
-pytestmark = pytest.mark.timeout(900)  # engines start one after the other
 PATIENCE_S = 300
 TOLD_WITHIN_S = 15
 """Objects are applied before the status tells why."""

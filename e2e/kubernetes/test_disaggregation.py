@@ -18,7 +18,6 @@ from e2e.kubernetes.test_exact_prefix import metric
 from e2e.kubernetes.test_troubles import LIGHT
 from e2e.kubernetes.tunnel import PodTunnel
 
-pytestmark = pytest.mark.timeout(900)  # engines start one after the other
 RECEIVED = "pagefleet_engine_kv_transfer_received_bytes_total"
 LINK_TOLD_WITHIN_S = 120
 SETTLED_WITHIN_S = 420

@@ -3,7 +3,6 @@ gives no numbers, which end alone."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from shutil import copytree
@@ -16,17 +15,13 @@ from pagefleet_engine.errors import EngineError, RequestFailed
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.fakes.changed_checkpoint import Change, changed, nothing
 from tests.fakes.packed_checkpoints import Packed
 from tests.fakes.quantized_checkpoints import Recipe, quantize_checkpoint
 
 Make = Callable[..., Path]
-Change = Callable[[dict[str, Tensor]], object]
 SETTINGS: dict[str, Any] = {"dtype": "float32", "device": "cpu", "num_kv_blocks": 64, "num_threads": 1}
 EXPERT = "model.layers.1.mlp.experts.3"
-
-
-def nothing(tensors: dict[str, Tensor]) -> None:
-    """Leave the tensors."""
 
 
 @pytest.fixture
@@ -34,14 +29,7 @@ def broken(make_checkpoint: Make, tmp_path: Path) -> Callable[..., Path]:
     """A checkpoint of a family with other tensors and other fields of the configuration."""
 
     def make(family: str, change: Change = nothing, **config: Any) -> Path:
-        folder = tmp_path / family
-        copytree(make_checkpoint(family), folder)
-        tensors = load_file(folder / "model.safetensors")
-        change(tensors)
-        save_file(tensors, folder / "model.safetensors")
-        said = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(said | config))
-        return folder
+        return changed(make_checkpoint(family), tmp_path / family, change, **config)
 
     return make
 

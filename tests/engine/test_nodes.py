@@ -22,7 +22,7 @@ from tests.fakes.fleet_processes import all_gone, child_pids
 from tests.fakes.free_ports import free_ports
 from tests.fakes.network_namespace import NetworkNamespace, NoNamespaces, network_namespace
 
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.fleet
 
 PROMPT = "What is pagefleet?"
 HERE = "198.18.72.1"

@@ -22,7 +22,6 @@ from pagefleet_engine.errors import EngineDead
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'pagefleet-engine[ray]'")
 pytestmark = [
     pytest.mark.fleet,
-    pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::ResourceWarning", "ignore::DeprecationWarning"),
 ]
 

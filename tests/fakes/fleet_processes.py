@@ -20,7 +20,7 @@ def child_pids(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def all_gone(pids: Iterable[int], timeout_s: float = 60.0) -> bool:
+def all_gone(pids: Iterable[int], timeout_s: float = 300.0) -> bool:
     """Wait for processes to end; returns whether they did."""
     pids = list(pids)
     deadline = time.monotonic() + timeout_s

@@ -15,6 +15,7 @@ from pagefleet_kernels.native.library import Library
 from pagefleet_kernels.native.quantized import PackedProduct, reference_product
 from pagefleet_kernels.packed_matmul import PackedWeights
 from pagefleet_kernels.reference_experts import _joined
+from torch import Tensor
 
 from tests.example_counts import examples
 from tests.fakes.native_kernels import native_libraries
@@ -49,7 +50,7 @@ class Layer:
         self.is_biased = True
         self.packed.put_biases(*self.biases)
 
-    def exact(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+    def exact(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         out = torch.zeros(x.shape, dtype=torch.float32)
         for row, (of_row, by) in enumerate(zip(experts.tolist(), weights, strict=True)):
             for expert, weight in zip(of_row, by, strict=True):
@@ -63,12 +64,25 @@ class Layer:
         return out
 
 
-def routes(rows: int, top_k: int, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+def routes(rows: int, top_k: int, experts: int) -> tuple[Tensor, Tensor]:
     """Weights and experts; some rows go nowhere, and none to the last expert."""
     make = torch.Generator().manual_seed(rows)
     chosen = torch.rand(rows, experts - 1, generator=make).topk(top_k).indices.to(torch.int32)
     chosen[torch.rand(rows, generator=make) < 0.2] = -1
     return torch.rand(rows, top_k, generator=make), chosen
+
+
+def out_of_any_threads(packed: PackedExperts | RoundedExperts, x: Tensor, where: tuple[Tensor, Tensor]) -> Tensor:
+    """What one thread gives, and several too."""
+    before, outs = torch.get_num_threads(), []
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            outs.append(packed(x, *where))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*outs)
+    return outs[0]
 
 
 @given(
@@ -106,16 +120,8 @@ def test_each_row_gets_what_its_experts_give(
 def test_many_threads_give_what_one_gives(library: Library) -> None:
     layer = Layer(library, 9, 256, 384, "silu", torch.float32)
     x, where = torch.randn(130, 256), routes(130, 4, 9)
-    threads = torch.get_num_threads()
-    try:
-        outs = []
-        for count in (1, 3):
-            torch.set_num_threads(count)
-            outs.append(layer.packed(x, *where))
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(*outs)
-    torch.testing.assert_close(outs[0], layer.exact(x, *where), rtol=1e-5, atol=1e-5)
+    out = out_of_any_threads(layer.packed, x, where)
+    torch.testing.assert_close(out, layer.exact(x, *where), rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_no_number_stays_in_its_row(library: Library) -> None:
@@ -174,7 +180,7 @@ class RoundedLayer:
                               "q4_k": (4, 32, "offsets"), "int8": (8, None, "middle")}[how]  # fmt: skip
         return make_weights(outputs, inputs, bits, group, zeros, seed)
 
-    def expected(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+    def expected(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         """By products one after another."""
         out = torch.zeros(x.shape)
         for row, (of_row, by) in enumerate(zip(experts.tolist(), weights, strict=True)):
@@ -187,7 +193,7 @@ class RoundedLayer:
                 out[row] += weight * (self._product(gated, down)[0] + self.biases[1][expert])
         return out
 
-    def _product(self, x: torch.Tensor, weights: PackedWeights | CodedWeights) -> torch.Tensor:
+    def _product(self, x: Tensor, weights: PackedWeights | CodedWeights) -> Tensor:
         scales = x.abs().amax(1) / 127 if self.rounds_rows else None
         return reference_product(x, weights, scales_T=scales)
 
@@ -228,22 +234,14 @@ def test_experts_in_few_bits(
 def test_experts_in_few_bits_by_many_threads_and_in_bfloat16(library: Library) -> None:
     layer = RoundedLayer(library, "awq", 9, (256, 384), "silu", rows=False)
     x, where = torch.randn(130, 256), routes(130, 4, 9)
-    threads = torch.get_num_threads()
-    try:
-        outs = []
-        for count in (1, 3):
-            torch.set_num_threads(count)
-            outs.append(layer.packed(x, *where))
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(*outs)
+    out = out_of_any_threads(layer.packed, x, where)
     short = RoundedExperts(library, 9, 256, 384, "silu", torch.bfloat16)
     for expert in range(8):
         short.take(expert, [*layer.packed.stored(expert)]) if expert else _put_first(short, layer)
     short.put_biases(*layer.biases)
     found = short(x.bfloat16(), *where)
     assert found.dtype == torch.bfloat16
-    assert (found.float() - outs[0]).norm() < 0.02 * outs[0].norm()
+    assert (found.float() - out).norm() < 0.02 * out.norm()
 
 
 def _put_first(experts: RoundedExperts, layer: RoundedLayer) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from pagefleet_protocol.sampling_params import SamplingParams
@@ -15,11 +15,14 @@ from pagefleet_engine.bench.workloads import Workload
 from pagefleet_engine.engine_core.model_folder import resolve_model_folder
 from pagefleet_engine.layers.quantization.packed_contents import packed_bytes
 from pagefleet_engine.layers.quantization_scheme import CodedScheme, PackedScheme, QuantizationScheme
+from pagefleet_engine.loader.load import resolve_dtype
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.models.parameters import count_parameters
+from pagefleet_engine.worker.native import native_library
 
 if TYPE_CHECKING:
+    from pagefleet_engine.config import DType
     from pagefleet_engine.llm import LLM
 
 
@@ -37,9 +40,11 @@ class Subject:
         device = torch.device("cuda" if torch.cuda.is_available() and options.get("device") != "cpu" else "cpu")
         overrides = options.get("hf_overrides")
         arch = read_arch(resolve_model_folder(model), str(overrides) if overrides else None)
-        kv_bytes = 2.0 if options.get("kv_cache_dtype", "auto") == "auto" else 1.0
-        weight_bytes, expert_bytes = _stored_bytes(arch, bool(options.get("quantization")), device)
-        return cls(arch, ModelCost.of(arch, weight_bytes, kv_bytes, expert_bytes), measure_roofline(device))
+        size = _size(arch, options, device)
+        kv_bytes = size if options.get("kv_cache_dtype", "auto") == "auto" else 1.0
+        weight_bytes, expert_bytes = _stored_bytes(arch, bool(options.get("quantization")), size)
+        cost = ModelCost.of(arch, weight_bytes, kv_bytes, expert_bytes, size)
+        return cls(arch, cost, measure_roofline(device))
 
     @property
     def parameters(self) -> dict[str, float]:
@@ -48,20 +53,26 @@ class Subject:
         return {"total_billions": count.total / 1e9, "active_billions": count.active / 1e9}
 
 
-def _stored_bytes(arch: ModelArch, on_load: bool, device: torch.device) -> tuple[float, float]:
-    """Of a matrix's element, and of one of an expert's."""
+def _size(arch: ModelArch, options: dict[str, object], device: torch.device) -> float:
+    """Bytes of a number in the type that a worker would compute in."""
+    native = native_library(device, enabled=options.get("native_kernels") is not False)
+    compiled = native is not None and arch.latent is None and not options.get("compile")
+    asked = cast("DType", options.get("dtype", "auto"))
+    return float(resolve_dtype(asked, arch.dtype, device, compiled_kernels=compiled).itemsize)
+
+
+def _stored_bytes(arch: ModelArch, on_load: bool, size: float) -> tuple[float, float]:
+    """Of a matrix's element, and of one of an expert's, as kernels read them; `size`: of one in the model's type."""
     schemes = [] if arch.quantization is None else [rule.scheme for rule in arch.quantization.rules]
-    on_cpu = device.type == "cpu"
     packed = [scheme for scheme in schemes if isinstance(scheme, PackedScheme)]
     if packed:  # the last rule is of most layers
         one = packed_bytes(packed[-1])
         return one, one
     if any(isinstance(scheme, CodedScheme) for scheme in schemes):
-        one = 2.0 if on_cpu else 9 / 16  # with a scale of 8 bits for 16
-        return one, one
+        return 9 / 16, 9 / 16  # with a scale of 8 bits for 16
     if any(isinstance(scheme, QuantizationScheme) and scheme.number == "mxfp4" for scheme in schemes):
-        return 2.0, 2.0 if on_cpu else 17 / 32  # with a scale for 32; a CPU keeps their numbers
-    one = 1.0 if on_load or schemes else 2.0
+        return size, 17 / 32  # with a scale for 32
+    one = 1.0 if on_load or schemes else size
     return one, one
 
 

@@ -59,7 +59,7 @@ class Report:
         rows = [(name.replace("_", " "), _shown(value)) for name, value in _flat("", self.figures)]
         if self.roofline is not None:
             rows.append(("measured copy bandwidth", f"{self.roofline.copy_bytes_per_s / 1e9:,.0f} GB/s"))
-            rows.append(("measured bf16 product", f"{self.roofline.matmul_flops_per_s / 1e12:,.2f} TFLOP/s"))
+            rows.append(("measured product", f"{self.roofline.matmul_flops_per_s / 1e12:,.2f} TFLOP/s"))
         width = max((len(name) for name, _ in rows), default=0)
         return "\n".join([f"{self.name}", *(f"  {name:<{width}}  {value:>14}" for name, value in rows)])
 

@@ -1,4 +1,4 @@
-"""Time on a device: how long a call or a kernel takes, and the machine's own limits of copies and bf16 products.
+"""Time on a device: how long a call or a kernel takes, and the machine's own limits of copies and products.
 
 What a kernel needs at least follows from its shapes: the larger of the two times is the floor that no engine gets under
 (Williams, Waterman and Patterson, "Roofline", CACM 2009). A step's floor is the sum over its kernels, as they run one
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from pagefleet_engine.loader.load import resolve_dtype
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.parameters import count_parameters
 
@@ -29,7 +30,7 @@ class Roofline:
     copy_bytes_per_s: float
     """Bytes read plus bytes written."""
     matmul_flops_per_s: float
-    """bfloat16."""
+    """Of torch: in bfloat16, on a processor without it in float32."""
 
     def seconds(self, num_bytes: float, flops: float) -> float:
         """The floor of a kernel that moves so many bytes and does so many operations."""
@@ -63,6 +64,7 @@ class ModelCost:
         weight_bytes_per_element: float = 2.0,
         kv_bytes_per_element: float = 2.0,
         expert_bytes_per_element: float | None = None,
+        head_bytes_per_element: float = 2.0,
     ) -> ModelCost:
         """From the model's shape; layers with a window count as if they had none. Experts' elements take what others do
         unless told otherwise."""
@@ -70,7 +72,7 @@ class ModelCost:
         compared = arch.head_dim + arch.value_dim if latent is None else latent.spec.dim + latent.rank
         head = count.embedding
         return cls(
-            weight_bytes=count.layers * weight_bytes_per_element + head * 2.0,
+            weight_bytes=count.layers * weight_bytes_per_element + head * head_bytes_per_element,
             expert_bytes=count.experts * (expert_bytes_per_element or weight_bytes_per_element),
             expert_share=count.used_experts / count.experts if count.experts else 0.0,
             kv_bytes_per_token=arch.num_layers * arch.kv.numbers * kv_bytes_per_element,
@@ -121,7 +123,8 @@ def _copy_rate(device: torch.device) -> float:
 
 def _matmul_rate(device: torch.device) -> float:
     side = 8192 if device.type == "cuda" else 1536
-    a, b = torch.randn(2, side, side, device=device).bfloat16()
+    # In a type that a processor has no products for these take most of a minute.
+    a, b = torch.randn(2, side, side, device=device).to(resolve_dtype("auto", "bfloat16", device))
     return 2 * side**3 / median_seconds(lambda: a @ b, device)
 
 

@@ -113,14 +113,17 @@ class Worker:
         self._needs = KVNeeds(self.kv_groups, config.cache.block_size, config.scheduler.max_num_batched_tokens)
         self.cache = self._size_cache(max_model_len)
         """The KV pool; its `max_model_len` is the longest request that this worker takes."""
+        self._tell_of_cache()
+        self._start(pool_memory)
+
+    def _tell_of_cache(self) -> None:
         _log.info("%s", self.cache.describe())
-        if self.cache.max_model_len < max_model_len:
+        if self.cache.max_model_len < self.context_length:
             _log.warning(
                 "the KV cache holds %d tokens, the model's context is %d: requests end at the first number",
                 self.cache.max_model_len,
-                max_model_len,
+                self.context_length,
             )
-        self._start(pool_memory)
 
     def _start(self, pool_memory: int) -> None:
         """Make the pool and the runner, and warm up."""

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from pagefleet_engine.bench import offline
+from pagefleet_engine.bench.offline import Subject
 from pagefleet_engine.bench.report import Report
 from pagefleet_engine.bench.roofline import ModelCost, Roofline, measure_roofline
 from pagefleet_engine.bench.shapes import named_shapes, write_shape
@@ -154,6 +156,14 @@ def test_the_machine_has_limits() -> None:
     roofline = measure_roofline(torch.device("cpu"))
     assert 1e8 < roofline.copy_bytes_per_s < 1e13
     assert 1e8 < roofline.matmul_flops_per_s < 1e15
+
+
+def test_a_floor_is_that_of_the_type_that_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offline, "measure_roofline", lambda device: H200)
+    write_shape("llama-1m", tmp_path)
+    long, short = (Subject.of(str(tmp_path), {"device": "cpu", "dtype": one}).cost for one in ("float32", "bfloat16"))
+    assert long.weight_bytes == 2 * short.weight_bytes
+    assert long.kv_bytes_per_token == 2 * short.kv_bytes_per_token
 
 
 def test_a_report_states_the_limits_beside_the_figures() -> None:

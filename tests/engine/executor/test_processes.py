@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import resource
 import select
 import signal
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -363,6 +365,20 @@ SILENT, IDLE, AWAITED, LONG, LAYER = (
     "did not come out of a layer",
 )
 BURNS = f"({LONG}|{LAYER})"
+PATIENCE = (2.0, 10.0, 40.0)
+"""For ranks: each is tried where a busy machine gave one that is well no time within the one before."""
+
+
+def check_end(begin: Callable[[], ProcessExecutor], come_to: Callable[[ProcessExecutor], object], says: str) -> None:
+    """An engine that comes to a fault ends by itself, says where, and leaves no process."""
+    for patience in PATIENCE:
+        executor = begin()
+        with mock.patch.object(hang_watch, "HANG_S", patience), pytest.raises(EngineDead) as ended:
+            come_to(executor)
+        assert are_gone(executor)
+        if re.match(rf"{says} for \d+ s: the engine must be started again", str(ended.value)):
+            return
+    raise ended.value
 
 
 @pytest.mark.parametrize(
@@ -376,16 +392,12 @@ BURNS = f"({LONG}|{LAYER})"
         (["spin-1", "meet"], f"({AWAITED}|{LAYER})"),
     ],
 )
-def test_a_tensor_rank_that_hangs_is_noticed(
-    start: Start, faults: Sequence[str], says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hang_watch, "HANG_S", 2.0)
-    executor = start(OTHERS)
-    executor.launch(plan(0, "meet")).result()
-    step = executor.launch(plan(1, *faults))
-    with pytest.raises(EngineDead, match=rf"rank 1 on {HOST} {says} for \d+ s: the engine must be started again"):
-        end_of(executor, step)
-    assert are_gone(executor)
+def test_a_tensor_rank_that_hangs_is_noticed(start: Start, faults: Sequence[str], says: str) -> None:
+    def come_to(executor: ProcessExecutor) -> None:
+        executor.launch(plan(0, "meet")).result()
+        end_of(executor, executor.launch(plan(1, *faults)))
+
+    check_end(lambda: start(OTHERS), come_to, f"rank 1 on {HOST} {says}")
 
 
 @pytest.mark.parametrize(
@@ -395,33 +407,32 @@ def test_a_tensor_rank_that_hangs_is_noticed(
 def test_a_stage_that_hangs_is_noticed_while_the_other_waits_for_it(
     start: Start, fault: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hang_watch, "HANG_S", 2.0)
     monkeypatch.setattr(hang_watch, "STAGE_HANG_S", 9.0)  # where others use the machine
-    executor = start(OTHERS, size=1, stages=2)
-    assert executor.launch(plan(0, "pass")).result().sampled == [[6]]
-    step, _ = executor.launch(plan(1, fault, "pass")), executor.launch(plan(2, "pass"))
-    with pytest.raises(EngineDead, match=f"rank {fault[-1]} on {HOST} {says} for"):
+
+    def come_to(executor: ProcessExecutor) -> None:
+        assert executor.launch(plan(0, "pass")).result().sampled == [[6]]
+        step, _ = executor.launch(plan(1, fault, "pass")), executor.launch(plan(2, "pass"))
         step.result()
-    assert are_gone(executor)
+
+    check_end(lambda: start(OTHERS, size=1, stages=2), come_to, f"rank {fault[-1]} on {HOST} {says}")
 
 
 def test_a_device_that_never_ends_a_step_is_noticed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hang_watch, "HANG_S", 2.0)
     monkeypatch.setattr(hang_watch, "STAGE_HANG_S", 600.0)
-    executor = start("fake?device=1", size=1, stages=2)
-    executor.launch(plan(0, "a")).result()
-    with pytest.raises(EngineDead, match=rf"rank 1 on {HOST} {LONG} for \d+ s"):
+
+    def come_to(executor: ProcessExecutor) -> None:
+        executor.launch(plan(0, "a")).result()
         executor.launch(plan(1, "endless")).result()
-    assert are_gone(executor)
+
+    check_end(lambda: start("fake?device=1", size=1, stages=2), come_to, f"rank 1 on {HOST} {LONG}")
 
 
-def test_a_stage_whose_ranks_wait_for_one_of_them_is_not_blamed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hang_watch, "HANG_S", 2.0)
-    executor = start(OTHERS, size=2, stages=2)
-    executor.launch(plan(0, "meet", "pass")).result()
-    with pytest.raises(EngineDead, match=rf"rank 1 on {HOST} ({AWAITED}|{LAYER}) for \d+ s"):
+def test_a_stage_whose_ranks_wait_for_one_of_them_is_not_blamed(start: Start) -> None:
+    def come_to(executor: ProcessExecutor) -> None:
+        executor.launch(plan(0, "meet", "pass")).result()
         executor.launch(plan(1, "spin-1", "meet", "pass")).result()
-    assert are_gone(executor)
+
+    check_end(lambda: start(OTHERS, size=2, stages=2), come_to, rf"rank 1 on {HOST} ({AWAITED}|{LAYER})")
 
 
 def test_a_long_step_is_not_taken_for_one_that_hangs(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

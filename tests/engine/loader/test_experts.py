@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from shutil import copytree
-from typing import Any
 
 import pytest
 import torch
@@ -14,8 +11,9 @@ from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.load import load_model
 from pagefleet_engine.models.config_file import read_arch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from tests.fakes.changed_checkpoint import changed, nothing
 
 Make = Callable[..., Path]
 
@@ -26,21 +24,6 @@ def refusal(folder: Path) -> str:
     message = str(error.value)
     assert "\n" not in message
     return message
-
-
-def changed(folder: Path, target: Path, change: Callable[[dict[str, Tensor]], object], **config: Any) -> Path:
-    """A copy with other tensors and other fields of the configuration."""
-    copytree(folder, target)
-    tensors = load_file(target / "model.safetensors")
-    change(tensors)
-    save_file(tensors, target / "model.safetensors")
-    said = json.loads((target / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps(said | config))
-    return target
-
-
-def nothing(tensors: dict[str, Tensor]) -> None:
-    """Leave the tensors."""
 
 
 def test_a_missing_expert(make_checkpoint: Make, tmp_path: Path) -> None:

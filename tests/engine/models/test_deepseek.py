@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from pagefleet_engine.models.config_file import arch_from_config, read_arch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.fakes.changed_checkpoint import changed
 from tests.fakes.dense_attention import DenseSequence, DenseStep
 from tests.fakes.quantized_checkpoints import Recipe, quantize_checkpoint
 
@@ -29,14 +28,6 @@ V3 = {"model_type": "deepseek_v3", "rope_theta": 10_000.0}
 def logits_of(folder: Path) -> Tensor:
     model = load_model(folder, read_arch(folder), Placement(torch.float32, torch.device("cpu"), False), "auto", 0)
     return model.logits(model.forward(PROMPT, torch.arange(len(PROMPT)), DenseStep([(DenseSequence(), len(PROMPT))])))
-
-
-def changed(folder: Path, target: Path, **changes: Any) -> Path:
-    """A copy with other fields in its configuration."""
-    shutil.copytree(folder, target)
-    config = json.loads((target / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps(config | changes))
-    return target
 
 
 def test_kimi_k2_is_a_deepseek_v3(make_checkpoint: Make, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.fakes.kv_serving import ENGINE_FLAGS, MODEL_NAME, Questions, ServedEn
 from tests.fakes.network_namespace import NetworkNamespace, NoNamespaces, network_namespace
 from tiny.dataset import load_knowledge
 
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.fleet
 
 HERE, THERE = "198.18.74.1", "198.18.74.2"
 SECRET = b"k" * 40
