@@ -110,8 +110,8 @@ def core() -> None:
     """Run a core whose data ranks meet over a link, at the command's end."""
     link, join = Link(float(sys.argv[2])), CopyGroups._join
 
-    def linked(self: CopyGroups, name: str, handles: SharedHandles, index: int) -> RankGroup:
-        return Linked(join(self, name, handles, index), link)
+    def linked(self: CopyGroups, name: str, handles: SharedHandles | None, index: int, each: int = 1) -> RankGroup:
+        return Linked(join(self, name, handles, index, each), link)
 
     CopyGroups._join = linked  # type: ignore[method-assign]
     sys.exit(core_main())

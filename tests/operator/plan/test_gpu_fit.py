@@ -271,7 +271,7 @@ def test_experts_are_counted_where_they_are(facts: Any, parallelism: Any, gpus: 
 
 def test_a_sequence_is_on_the_nodes_of_its_copy() -> None:
     def kv(nodes: int, **parallelism: Any) -> float:
-        spec = {"engine": {"maxModelLen": 4096}, "resources": {"memory": "1Ti"}}
+        spec: dict[str, Any] = {"engine": {"maxModelLen": 4096}, "resources": {"memory": "1Ti"}}
         found = fit(facts=MIXTURE, gpus=0, nodes=nodes, parallelism={**parallelism, "expert": True}, **spec)
         assert found.memory is not None
         return found.memory.kv
