@@ -9,18 +9,16 @@ const int64_t CHUNK_BYTES = 1 << 17;  // of strips that one thread takes at once
 const int MOST_STRIPS = 16;           // of a chunk
 const int CHUNKS_PER_THREAD = 4;
 
-// Rows are copied as the left matrix where they do not lie so, and then not a power of two apart: several of them would
-// meet in a few lines of the cache.
+// Rows in bfloat16 are copied as the left matrix: not a power of two apart, as several would meet in a few lines of the
+// cache, and of whole steps.
 int64_t padded(int64_t inputs) { return (inputs + 15) / 16 * 16 + 16; }
 
-template <class T> bool as_they_are(const Dense *matrix) {
-    return sizeof(T) == sizeof(Left<T>) && matrix->inputs % Steps<T>::inputs == 0;
-}
+template <class T> constexpr bool copies() { return sizeof(T) < sizeof(float); }
 
 template <class T> int64_t room(const Dense *matrix, int64_t rows) {
     Memory room = {nullptr, 0};
     room.take<int32_t>(1);
-    if (!as_they_are<T>(matrix)) room.take<Left<T>>(rows * padded(matrix->inputs));
+    if (copies<T>()) room.take<Left<T>>(rows * padded(matrix->inputs));
     return room.taken;
 }
 
@@ -52,8 +50,7 @@ template <class T> void run(const Dense *matrix, const Product *product, char *m
     int32_t *taken = given.take<int32_t>(1);  // chunks
     const Left<T> *x = (const Left<T> *)product->x;
     int64_t stride = product->x_stride;
-    bool copies = !as_they_are<T>(matrix);
-    if (copies) {
+    if (copies<T>()) {
         stride = padded(matrix->inputs);
         x = given.take<Left<T>>(product->rows * stride);
     }
@@ -62,7 +59,7 @@ template <class T> void run(const Dense *matrix, const Product *product, char *m
     *taken = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        if (copies) {
+        if (copies<T>()) {
 #pragma omp for
             for (int row = 0; row < product->rows; row++) {
                 Left<T> *to = (Left<T> *)x + row * stride;

@@ -218,28 +218,51 @@ static void try_rounded_experts(const InstructionSet *set, bool is_bf16) {
     compare(set, "experts in few bits", out, expected, 0.02);  // some are rounded the other way in between
 }
 
+// A matrix as products read it.
+static vector<char> laid_out(const InstructionSet *set, Floats &weights, int outputs, int inputs) {
+    Dense matrix = {nullptr, inputs, outputs, weights.is_bf16};
+    vector<char> packed(set->dense_bytes(&matrix));
+    set->lay_out_dense(&matrix, weights.at(), inputs, packed.data(), 2);
+    return packed;
+}
+
+static void try_dense(const InstructionSet *set, bool is_bf16) {
+    const int outputs = 70, inputs = 131;
+    for (int rows : {1, 2, 3, 4, 5, 6, 8, 13}) {
+        Random random = {(uint32_t)rows};
+        Floats weights(random.many(outputs * inputs), is_bf16), x(random.many(rows * inputs), is_bf16);
+        Floats bias(random.many(outputs), is_bf16), out(vector<float>(rows * outputs), is_bf16);
+        vector<char> packed = laid_out(set, weights, outputs, inputs);
+        Dense matrix = {packed.data(), inputs, outputs, is_bf16};
+        Product product = {x.at(), out.at(), nullptr, bias.at(), nullptr, inputs, outputs, 0, rows, THEN_NOTHING, is_bf16};
+        vector<char> memory(set->dense_room(&matrix, rows));
+        set->run_dense(&matrix, &product, memory.data(), 2);
+        vector<double> expected;
+        for (int r = 0; r < rows; r++)
+            for (int o = 0; o < outputs; o++) {
+                double sum = bias.plain[o];
+                for (int i = 0; i < inputs; i++) sum += (double)x.plain[r * inputs + i] * weights.plain[o * inputs + i];
+                expected.push_back(sum);
+            }
+        compare(set, "a product in floats, rows " + std::to_string(rows), out, expected, is_bf16 ? 1e-2 : 2e-5);
+    }
+}
+
 static void try_experts(const InstructionSet *set, bool is_bf16) {
-    if (is_bf16 && !strstr(set->name, "bf16")) return;
-    const int count = 3, hidden = 80, width = 96, rows = 9, top_k = 2, size = is_bf16 ? 2 : 1;
+    const int count = 3, hidden = 80, width = 96, rows = 9, top_k = 2;
     Random random = {3};
-    vector<Floats> plain, packed;  // of each expert gate, up and down
+    vector<Floats> plain;  // of each expert gate, up and down
+    vector<vector<char>> packed;
     for (int e = 0; e < 3 * count; e++) {
         int outputs = e % 3 == 2 ? hidden : width, inputs = e % 3 == 2 ? width : hidden;
-        Floats weights(random.many(outputs * inputs, 0.1f), is_bf16);
-        vector<float> order;
-        for (int first = 0; first < outputs; first += 64)
-            for (int unit = 0; unit < inputs; unit += size)
-                for (int o = first; o < outputs && o < first + 64; o++)
-                    for (int i = 0; i < size; i++) order.push_back(weights.plain[o * inputs + unit + i]);
-        plain.push_back(weights), packed.emplace_back(order, is_bf16);
+        plain.emplace_back(random.many(outputs * inputs, 0.1f), is_bf16);
+        packed.push_back(laid_out(set, plain.back(), outputs, inputs));
     }
-    vector<vector<char>> joint;
     vector<const void *> gate_up, down;
     for (int e = 0; e < count; e++) {
-        int64_t bytes = (int64_t)width * hidden * (is_bf16 ? 2 : 4);
-        joint.emplace_back(2 * bytes);
-        memcpy(joint[e].data(), packed[3 * e].at(), bytes), memcpy(joint[e].data() + bytes, packed[3 * e + 1].at(), bytes);
-        gate_up.push_back(joint[e].data()), down.push_back(packed[3 * e + 2].at());
+        vector<char> &gate = packed[3 * e], &up = packed[3 * e + 1];
+        gate.insert(gate.end(), up.begin(), up.end());
+        gate_up.push_back(gate.data()), down.push_back(packed[3 * e + 2].data());
     }
     Routes routes(random, rows, top_k, count);
     Floats x(random.many(rows * hidden), is_bf16), out(vector<float>(rows * hidden), is_bf16);
@@ -350,6 +373,7 @@ int main() {
     for (int nth = 0; const InstructionSet *set = instruction_set(nth); nth++) {
         for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
             try_products(set, is_bf16);
+            try_dense(set, is_bf16);
             try_rounded_experts(set, is_bf16);
             try_experts(set, is_bf16);
             try_attention(set, is_bf16, 64, 0, 0, false);
