@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -153,7 +154,7 @@ def fill_from_safetensors(
     passed_over = [layout.stored_name(name) for name in (*foreign.unused, *(("lm_head.",) if tied_head else ()))]
     others = {layout.stored_name(name) for name in foreign.elsewhere}
     others |= _packed_biases(others)
-    destinations |= _zero_biases(files, destinations)
+    destinations |= _zero_biases(files, destinations) | _neighbours(files, destinations)
     _check_names(folder, files, destinations, (*layout.foreign, *passed_over), others)
     for file in files:
         for name in file.names:
@@ -181,14 +182,34 @@ def _name_in(stored: Collection[str], name: str) -> str:
 def _zero_biases(files: Sequence[TensorSource], destinations: Mapping[str, Destination]) -> dict[str, Destination]:
     """Slots for biases of packed layers that have none: AutoGPTQ gave each layer one, of zeros."""
     biases = _packed_biases(destinations) - destinations.keys()
-    place = Placement(torch.float32, next(iter(destinations.values())).weight.device, use_kernels=False)
+    device = next(iter(destinations.values())).weight.device
+    return {
+        name: _looked_at(file.shape(name), torch.float32, device, _check_zero)
+        for file in files
+        for name in biases.intersection(file.names)
+    }
+
+
+def _neighbours(files: Sequence[TensorSource], destinations: Mapping[str, Destination]) -> dict[str, Destination]:
+    """Slots for the groups of inputs that GPTQ's layers tell where config.json says that these are of neighbours."""
     found = {}
     for file in files:
-        for name in biases.intersection(file.names):
-            shape = file.shape(name)
-            weight = Weight((math.prod(shape),), None, place, _check_zero, kept=Kept(torch.float32, is_copy=True))
-            found[name] = Destination(weight.stored_as(shape), 0)
+        for name in file.names:
+            layer, _, kind = name.rpartition(".")
+            scales = destinations.get(f"{layer}.scales")
+            if kind == "g_idx" and name not in destinations and scales is not None:
+                check = partial(_check_neighbours, scales.shape[0])
+                found[name] = _looked_at(file.shape(name), torch.int32, scales.weight.device, check)
     return found
+
+
+def _looked_at(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, check: Callable[[Tensor], None]
+) -> Destination:
+    """Of a tensor that is read, checked and left."""
+    place = Placement(dtype, device, use_kernels=False)
+    weight = Weight((math.prod(shape),), None, place, check, kept=Kept(dtype, is_copy=True))
+    return Destination(weight.stored_as(shape), 0)
 
 
 def _packed_biases(names: Collection[str]) -> set[str]:
@@ -199,6 +220,15 @@ def _packed_biases(names: Collection[str]) -> set[str]:
 def _check_zero(bias: Tensor) -> None:
     if bias.any():
         raise UnusableTensorError("is a bias, and the model has none there: config.json is of another model")
+
+
+def _check_neighbours(num_groups: int, groups: Tensor) -> None:
+    # Zeros alone are what some tools write where there is no order.
+    if groups.any() and not torch.equal(groups, torch.arange(len(groups)).to(groups) * num_groups // len(groups)):
+        raise UnusableTensorError(
+            "has inputs in groups otherwise than as neighbours, and config.json's desc_act is false: give desc_act "
+            "true there, or download the checkpoint again"
+        )
 
 
 def _stored(file: TensorSource, name: str, descriptor: Readable) -> StoredTensor:

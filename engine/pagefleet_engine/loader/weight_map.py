@@ -23,7 +23,7 @@ _IGNORABLE = (
     ".q_scale",
     ".k_scale",
     ".v_scale",
-    ".g_idx",  # where groups are of neighbours, and that says so again
+    ".g_idx",  # of layers that are elsewhere; one's own is looked at
     ".weight_shape",
     ".input_global_scale",  # of inputs in 4 bits, which are taken as they are
 )

@@ -219,6 +219,20 @@ def test_groups_of_different_sizes(packed: Callable[..., Path]) -> None:
     assert f"{O_PROJ}.g_idx makes groups of 31 to 33 inputs, and group_size is 32" in refusal(folder)
 
 
+def test_groups_in_an_order_that_the_config_denies(packed: Callable[..., Path]) -> None:
+    folder = packed(Packed("gptq"))
+    name = "model.layers.1.self_attn.k_proj.g_idx"
+    groups, expected = stored(folder, name), logits(load(folder))
+    edit(folder, {name: torch.zeros_like(groups)})
+    assert torch.equal(logits(load(folder)), expected)
+    edit(folder, {name: None})
+    assert torch.equal(logits(load(folder)), expected)
+    edit(folder, {name: groups.flip(0)})
+    said = refusal(folder)
+    assert f"model.safetensors: {name} has inputs in groups otherwise than as neighbours" in said
+    assert "give desc_act true" in said
+
+
 def test_a_zero_point_out_of_range(packed: Callable[..., Path]) -> None:
     folder = packed(GPTQ)
     zeros = stored(folder, f"{O_PROJ}.qzeros")
