@@ -81,6 +81,10 @@ async def bring(uri: ModelUri, settings: DownloadSettings, caches: Caches, progr
         folder = caches.models / (name if settings.parts == "all" else f"{name}-{settings.parts}")
         try:
             await Download(uri, TargetFolder(folder), settings, progress).run()
+        except StoreUnreachable as failure:
+            raise StoreUnreachable(
+                f"{failure}: check the address, network and proxy (HTTPS_PROXY), or give the folder of a model"
+            ) from failure
         except OSError as error:
             raise disk_error(Path(error.filename or folder), error) from error
         return folder

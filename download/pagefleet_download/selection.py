@@ -104,6 +104,8 @@ def choose_gguf(names: Iterable[str], wanted: str | None) -> list[str]:
         BadModel: there is no such file, or several are meant, or parts are missing.
     """
     there = {name for name in names if name.endswith(_GGUF)}
+    if not there:
+        raise BadModel("the repository has no file in GGUF: give it as organization/name, or one that has")
     if wanted is None or not wanted.endswith(_GGUF):
         models = sorted({first_part(name) for name in there if not is_beside_a_model(name)})
         if wanted is not None:

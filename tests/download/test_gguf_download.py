@@ -138,6 +138,12 @@ def test_one_that_is_alone_needs_no_name(hub: HubServer, tmp_path: Path) -> None
     assert (result.message, visible(tmp_path / "m")) == ("", {Q4})
 
 
+@pytest.mark.parametrize("wanted", ["Q4_K_M", "big/model.gguf"])
+def test_a_repository_without_any(wanted: str) -> None:
+    with pytest.raises(BadModel, match="has no file in GGUF: give it as organization/name"):
+        choose_gguf(["config.json", "model.safetensors"], wanted)
+
+
 @pytest.mark.parametrize(
     ("uri", "words"),
     [

@@ -369,3 +369,12 @@ def test_models_of_buckets_and_folders_have_places_of_their_own(store: Any, tmp_
     assert folder.parent == tmp_path / "models"
     assert visible(folder) == WANTED
     assert hashlib.sha256((folder / SHARD).read_bytes()).hexdigest() == hashlib.sha256(sharded()[SHARD]).hexdigest()
+
+
+@pytest.mark.parametrize("uri", [ModelUri("modelscope", "org/model"), ModelUri("http", "127.0.0.1:9/folder")])
+def test_no_network_to_other_stores(tmp_path: Path, uri: ModelUri) -> None:
+    caches, settings = Caches(tmp_path / "hub", tmp_path / "models"), fast(endpoint="http://127.0.0.1:9")
+    with pytest.raises(StoreUnreachable, match=r"127\.0\.0\.1:9.*: check the address, network and proxy") as error:
+        asyncio.run(bring(uri, settings, caches, ProgressMeter()))
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.rglob("*.safetensors"))

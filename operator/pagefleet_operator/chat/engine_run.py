@@ -124,7 +124,7 @@ class EngineRun:
         with contextlib.suppress(OSError), self._log.open("rb") as file:
             file.seek(max(0, self._log.stat().st_size - _TAIL_BYTES))
             lines = [printable(line) for line in file.read().decode("utf-8", "replace").split("\n")]
-            return next((without_stamp(line)[:300] for line in reversed(lines) if line.strip()), "")
+            return next((without_stamp(line)[:600] for line in reversed(lines) if line.strip()), "")
         return ""
 
 
