@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 from pagefleet_protocol.model_config.fields import ModelConfigError
 from pagefleet_protocol.model_config.gguf_config import ROPE_FACTORS, hf_config, kept_bytes
-from pagefleet_protocol.model_config.shape import ModelShape, quantized_as, read_shape
+from pagefleet_protocol.model_config.quantized import quantized_as
+from pagefleet_protocol.model_config.shape import ModelShape, read_shape
 from pagefleet_protocol.model_facts import ModelFacts
 
 from pagefleet_download.errors import BadModel, Interrupted

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pagefleet_protocol.model_config.fields import ConfigFields
 
+from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.quantization_scheme import CodedScheme, Quantization, QuantizationScheme, Rule, Scheme
 from pagefleet_engine.models.packed_config import anywhere
 from pagefleet_engine.models.quantization_fields import own_name, refusal
@@ -56,6 +57,10 @@ def read_bitsandbytes(section: ConfigFields) -> Quantization:
         ModelLoadError: it is not run.
     """
     scheme: Scheme
+    if section.flag("load_in_8bit", False) and section.flag("load_in_4bit", False):
+        raise ModelLoadError(
+            f"{section.source}: load_in_4bit and load_in_8bit are both true: leave true the one that the weights are in"
+        )
     if section.flag("load_in_8bit", False):
         # Outlying inputs stay floats there; here all do.
         scheme = QuantizationScheme(number="int8", weight_scales="channel", input_scales="none")

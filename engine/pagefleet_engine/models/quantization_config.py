@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from pagefleet_kernels.mxfp4 import MXFP4_BLOCK
-from pagefleet_protocol.model_config.fields import ConfigFields
-from pagefleet_protocol.model_config.shape import AUTOROUND
+from pagefleet_protocol.model_config.fields import ConfigFields, ModelConfigError
+from pagefleet_protocol.model_config.quantized import AUTOROUND, quant_method
 
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.quantization_scheme import (
@@ -42,11 +42,6 @@ from pagefleet_engine.models.vendor_config import read_fbgemm, read_modelopt
 
 _FORMATS = ("float-quantized", "int-quantized", "naive-quantized")
 _EVERY_LAYER = ("Linear",)
-_OTHER_BITS = "choose the model in a form of compressed-tensors, AWQ or GPTQ, or quantize its float weights on load"
-_NOT_RUN = {
-    "deepspeedfp": f"DeepSpeedFP (quant_method deepspeedfp) is not run: {_OTHER_BITS} (--quantization fp8)",
-    "aqlm": f"AQLM (quant_method aqlm) is not run: {_OTHER_BITS} (--quantization int8)",
-}
 # Of nothing but experts, whatever else a file lists as left out.
 _MXFP4 = Quantization(
     rules=(
@@ -80,9 +75,12 @@ def read_quantization(fields: ConfigFields) -> Quantization | None:
         "bitsandbytes": read_bitsandbytes,
         **dict.fromkeys(AUTOROUND, read_autoround),
     }
-    method = section.text("quant_method", "")
+    try:
+        method = quant_method(section)
+    except ModelConfigError as error:
+        raise ModelLoadError(str(error)) from None
     if method not in readers:
-        raise refusal(section, _NOT_RUN.get(method, f"quant_method is {method or 'not given'}"))
+        raise refusal(section, f"quant_method is {method or 'not given'}")
     found = readers[method](section)
     if not section.present("kv_cache_scheme"):  # of compressed-tensors, and in ModelOpt's newer files
         return found

@@ -281,53 +281,6 @@ def _given_lengths(fields: ConfigFields) -> tuple[int, int]:
     return given, given
 
 
-def quantized_as(fields: ConfigFields) -> str:
-    """Return fp8, fp4, mxfp4, nf4, gguf or int8, int4, int3, int2 where matrices are stored so, else an empty text.
-
-    The engine reads how in detail.
-
-    Raises:
-        ModelConfigError: they are stored in another form.
-    """
-    if not fields.present("quantization_config"):
-        return ""
-    section = fields.section("quantization_config")
-    method = section.text("quant_method", "")
-    stored, said = _STORED.get(method, ""), method[:80] or "not given"
-    if method in ("gptq", *AUTOROUND):
-        stored = f"int{section.count('bits', low=2, high=8)}"
-    elif method == "bitsandbytes":
-        stored = "int8" if section.flag("load_in_8bit", False) else section.text("bnb_4bit_quant_type", "fp4")[:8]
-    elif method == "modelopt":
-        algorithm = section.text("quant_algo", "")[:80]
-        stored, said = _MODELOPT.get(algorithm.upper(), ""), f"modelopt of {algorithm or 'no quant_algo'}"
-    elif method == "compressed-tensors":
-        groups = section.section("config_groups")
-        each = [groups.section(name).section("weights") for name in groups.section_names()]
-        names = sorted({_number_type(weights) for weights in each})
-        if names in (["fp8"], ["fp4"]) or (names and all(name in ("int4", "int8") for name in names)):
-            stored = names[0]
-        said = f"compressed-tensors of {', '.join(names)[:80] or 'no groups'}"
-    if stored:
-        return stored
-    raise ModelConfigError(
-        f"{section.source}: quant_method is {said}; pagefleet runs awq, gptq, auto-round, bitsandbytes, fp8, "
-        "fbgemm_fp8, modelopt of FP8 and NVFP4, mxfp4, and fp8, fp4, int8 or int4 of compressed-tensors: choose one of "
-        "these checkpoints, or one without quantization"
-    )
-
-
-AUTOROUND = ("auto-round", "auto_round", "intel/auto-round")
-"""Spellings of one method."""
-_STORED = {"fp8": "fp8", "gguf": "gguf", "mxfp4": "mxfp4", "awq": "int4", "fbgemm_fp8": "fp8", "modelopt_fp4": "fp4"}
-_MODELOPT = {"FP8": "fp8", "NVFP4": "fp4", "FP8_PER_CHANNEL_PER_TOKEN": "fp8"}
-
-
-def _number_type(weights: ConfigFields) -> str:
-    kind, bits = weights.text("type", "int"), weights.count("num_bits", 8)
-    return f"{'fp' if kind == 'float' else kind}{bits}"
-
-
 @dataclass(frozen=True, slots=True)
 class _Family:
     """Where a kind of model differs. `defaults` are those of its configuration class in transformers."""

@@ -324,8 +324,6 @@ def test_dynamic_scales_of_the_whole_step_become_those_of_tokens() -> None:
         ),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}, "group_size of NVFP4 is 32"),
         ({"bits": 4}, "quant_method is not given"),
-        ({"quant_method": "deepspeedfp"}, "DeepSpeedFP (quant_method deepspeedfp) is not run: choose the model in"),
-        ({"quant_method": "aqlm"}, "AQLM (quant_method aqlm) is not run: choose the model in a form of"),
         ({"quant_method": "modelopt"}, "quant_algo of ModelOpt is not given"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo of ModelOpt is W4A8_AWQ"),
         (
@@ -397,6 +395,33 @@ def test_what_is_refused(section: dict[str, Any], said: str) -> None:
     assert said in str(error.value)
     assert str(error.value).startswith("config.json: quantization_config")
     assert "; pagefleet runs fp8 (e4m3) or int8 weights" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("aqlm", "AQLM (quant_method aqlm) is not run: choose the model in a form of"),
+        ("deepspeedfp", "DeepSpeedFP (quant_method deepspeedfp) is not run: choose the model in"),
+        ("eetq", "EETQ (quant_method eetq) is not run: choose"),
+        ("hqq", "HQQ (quant_method hqq) is not run: choose"),
+        ("quark", "Quark (quant_method quark) is not run: export it from Quark as fp8 or awq"),
+        ("torchao", "torchao (quant_method torchao) is not run: choose"),
+    ],
+)
+def test_methods_that_are_refused_by_name(method: str, said: str) -> None:
+    with pytest.raises(ModelLoadError) as error:
+        read({"quant_method": method})
+    assert str(error.value).startswith(f"config.json: quantization_config: {said}")
+    assert "(--quantization " in str(error.value)
+
+
+@pytest.mark.parametrize("flag", ["load_in_4bit", "load_in_8bit"])
+def test_bitsandbytes_before_it_had_a_name(flag: str) -> None:
+    section = {flag: True, "bnb_4bit_quant_type": "nf4", "llm_int8_skip_modules": ["o_proj"]}
+    assert read(section) == read(section | {"quant_method": "bitsandbytes"})
+    both = {"load_in_4bit": True, "load_in_8bit": True}
+    with pytest.raises(ModelLoadError, match="load_in_4bit and load_in_8bit are both true: leave true the one"):
+        read(both)
 
 
 @pytest.mark.parametrize(

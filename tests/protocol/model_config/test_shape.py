@@ -12,7 +12,8 @@ from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.models.config_file import arch_from_config
 from pagefleet_protocol.model_config.fields import ModelConfigError
 from pagefleet_protocol.model_config.kv_spec import KVSpec
-from pagefleet_protocol.model_config.shape import MODEL_TYPES, ModelShape, quantized_as, read_shape
+from pagefleet_protocol.model_config.quantized import quantized_as
+from pagefleet_protocol.model_config.shape import MODEL_TYPES, ModelShape, read_shape
 
 from tests.example_counts import examples
 
@@ -277,6 +278,8 @@ def test_a_model_that_generates_is_read(architectures: object) -> None:
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "fp4"),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8"),
+        ({"load_in_8bit": True, "llm_int8_threshold": 6.0}, "int8"),
+        ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "nf4"),
         ({"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "nf4"}, "nf4"),
         (
             {
@@ -296,7 +299,9 @@ def test_quantization(section: object, expected: str) -> None:
 @pytest.mark.parametrize(
     ("section", "words"),
     [
-        ({"quant_method": "aqlm"}, "quant_method is aqlm"),
+        ({"quant_method": "quip"}, "quant_method is quip"),
+        ({"quant_method": "aqlm"}, r"AQLM \(quant_method aqlm\) is not run: choose"),
+        ({"quant_method": "hqq"}, r"HQQ \(quant_method hqq\) is not run: choose"),
         ({"quant_method": "gptq", "bits": 16}, "bits is 16"),
         ({"quant_method": "modelopt", "quant_algo": "INT4_AWQ"}, "modelopt of INT4_AWQ"),
         (
