@@ -28,6 +28,8 @@ class Text:
     calibration: tuple[list[int], ...]
     held_out: tuple[list[int], ...]
     """To measure perplexity with; none of them is in the other."""
+    source: str = "the given text"
+    """Where both come from, in words for a report."""
 
 
 def read_text(file: Path | None, model: TextModel, num_samples: int, max_seq_length: int) -> Text:
@@ -53,7 +55,8 @@ def read_text(file: Path | None, model: TextModel, num_samples: int, max_seq_len
             "with a text or a conversation in each line"
         )
     tried = {id(tokens) for tokens in held_out}
-    return Text(tuple(tokens for tokens in sequences if id(tokens) not in tried)[:num_samples], tuple(held_out))
+    calibration = tuple(tokens for tokens in sequences if id(tokens) not in tried)[:num_samples]
+    return Text(calibration, tuple(held_out), "the description of Python's language" if file is None else str(file))
 
 
 def _own_text(model: TextModel, max_seq_length: int) -> Iterator[list[int]]:

@@ -137,7 +137,7 @@ class _Run:
         self._layers = layers
         self._calibration = in_batches(text.calibration) if layers.recipe.is_calibrated else []
         self._num_tokens = num_tokens(text.calibration)
-        self._held_out = in_batches(text.held_out)
+        self._held_out, self._source = in_batches(text.held_out), text.source
         self._entering = _tokens(self._calibration)
         self._before, self._after = _tokens(self._held_out), _tokens(self._held_out)
         self._likelihoods: tuple[float, float] = (0.0, 0.0)
@@ -189,7 +189,7 @@ class _Run:
     def tried(self) -> Tried:
         """Of the whole model."""
         count = sum(len(batch.token_ids_T) - len(batch.lengths) for batch in self._held_out)
-        return Tried(count, *self._likelihoods)
+        return Tried(count, *self._likelihoods, self._source, self._layers.stages.arch.vocab_size)
 
 
 def _tokens(batches: Sequence[Batch]) -> list[Tensor]:

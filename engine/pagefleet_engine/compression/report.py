@@ -31,6 +31,30 @@ class Tried:
     before: float
     """Mean negative log-likelihood of a token."""
     after: float
+    text: str
+    """Where it comes from, in words."""
+    vocab_size: int
+
+    @property
+    def means_something(self) -> bool:
+        """Whether the model knows such text at all: better than one that finds every token as likely as another."""
+        return self.before < math.log(self.vocab_size)
+
+    def describe(self) -> str:
+        """A line of the report."""
+        if not self.means_something:
+            return (
+                f"perplexity: none, as the model does not know {self.text}, which it guesses worse than by chance: "
+                "give --calibration FILE with text like that which it will see"
+            )
+        perplexities = f"{math.exp(self.before):.3f} before, {math.exp(self.after):.3f} after"
+        return f"perplexity of {self.tokens} held-out tokens of {self.text}: {perplexities}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values; perplexities are null where they mean nothing."""
+        known = self.means_something
+        before, after = (math.exp(found) if known else None for found in (self.before, self.after))
+        return {"text": self.text, "tokens": self.tokens, "before": before, "after": after}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +72,7 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, with perplexities."""
-        tried = {
-            "tokens": self.held_out.tokens,
-            "before": math.exp(self.held_out.before),
-            "after": math.exp(self.held_out.after),
-        }
-        return {**asdict(self), "held_out": None} | {"perplexity": tried}
+        return {**asdict(self), "held_out": None} | {"perplexity": self.held_out.as_json()}
 
     def table(self) -> str:
         """Errors by kind of matrix, sizes and perplexities, a line each."""
@@ -63,13 +82,11 @@ class Report:
             known = [one.output_error for one in found if one.output_error is not None]
             outputs = f"{sum(known) / len(known):9.4f}" if known else f"{'-':>9}"
             lines.append(f"{kind:<28} {len(found):>6} {weights:9.4f} {outputs}")
-        tried = self.held_out
         return "\n".join(
             [
                 *lines,
                 f"size: {self.bytes_before / 1e6:.1f} MB before, {self.bytes_after / 1e6:.1f} MB after",
-                f"perplexity of {tried.tokens} held-out tokens: {math.exp(tried.before):.3f} before, "
-                f"{math.exp(tried.after):.3f} after",
+                self.held_out.describe(),
                 f"{self.calibration_tokens} tokens of calibration, {self.seconds:.1f} s",
             ]
         )

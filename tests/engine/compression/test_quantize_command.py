@@ -9,6 +9,7 @@ import pytest
 from pagefleet_engine.builtin import builtin_model_path
 from pagefleet_engine.compression.calibration import read_text
 from pagefleet_engine.compression.cli import main
+from pagefleet_engine.compression.report import Tried
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.text.model_files import load_text_model
 from pagefleet_text.text_model import TextModel
@@ -90,7 +91,16 @@ def test_too_little_text_is_refused(tiny: TextModel, tmp_path: Path) -> None:
         read_text(file, tiny, 100, 64)
 
 
+def test_a_perplexity_worse_than_chance_is_none() -> None:
+    known, unknown = Tried(10, 1.0, 1.1, "a.txt", 64), Tried(10, 9.0, 9.1, "a.txt", 64)
+    assert known.describe() == "perplexity of 10 held-out tokens of a.txt: 2.718 before, 3.004 after"
+    assert "perplexity: none, as the model does not know a.txt" in unknown.describe()
+    assert "give --calibration FILE" in unknown.describe()
+    assert unknown.as_json() == {"text": "a.txt", "tokens": 10, "before": None, "after": None}
+
+
 def test_there_is_text_without_a_file(tiny: TextModel) -> None:
     text = read_text(None, tiny, 128, 32)
+    assert text.source == "the description of Python's language"
     assert len(text.calibration) == 128
     assert 8 < len(text.held_out) <= 32
