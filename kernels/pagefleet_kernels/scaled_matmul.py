@@ -190,6 +190,8 @@ def _triton_matmul(
     if out_TO.numel() == 0:
         return out_TO
     block_k = tile.block_k // max(1, x_TI.element_size() // 2)  # tables are sized for two bytes at most
+    if x_TI.dtype == FP8 and not has_native_fp8(x_TI.device):
+        block_k = min(block_k, 64)  # both are decoded in registers, which hold no more
     tiles = (-(-num_tokens // tile.block_m), -(-num_outputs // tile.block_n))
     scale_TC = weight_scale if x_scale is None else x_scale
     _scaled_matmul_kernel[(tiles[0] * tiles[1],)](
