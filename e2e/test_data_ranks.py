@@ -29,8 +29,10 @@ FIRST = f"{SERVICE}-engine-0"
 
 
 def prompts_of(place: str) -> list[str]:
+    """Prompts that share no block with those of another place."""
     return [
-        f"{name}: " + f"the {name} had a little house in the {place}, " * 45 for name in ("fox", "bear", "owl", "cat")
+        f"{place}, {name}: " + f"the {name} had a little house in the {place}, " * 45
+        for name in ("fox", "bear", "owl", "cat")
     ]
 
 

@@ -97,6 +97,8 @@ class Layers:
         sizes = {name: plain[f"{name}.weight"] for name in self.names}
         size = recipe.group_size
         for name, shape in sorted(sizes.items()):
+            if len(shape) > 2:
+                raise ConfigError(f"{name} has all experts in one tensor, which is not quantized: --ignore the layer")
             if size is not None and shape[1] % size:
                 raise ConfigError(
                     f"{name} has {shape[1]} inputs, which groups of {size} do not divide: give another --group-size, "

@@ -245,7 +245,7 @@ def refusal(folder: Path, recipe: Recipe, tmp_path: Path) -> str:
         ("llama", Recipe(scheme="int8", algorithm="rtn", ignore=("model",)), "--ignore leaves no layer to quantize"),
         ("llama", Recipe(scheme="int8", algorithm="rtn", ignore=("re:.*q_proj",)), "quantized in different ways"),
         ("gpt2", ROUNDED, "the model could not be run when it is quantized so: transformer.h.0.attn.c_attn"),
-        ("granitemoe", ROUNDED, "experts in one tensor are not run"),
+        ("granitemoe", ROUNDED, "has all experts in one tensor, which is not quantized: --ignore the layer"),
         ("gemma3n_text", ROUNDED, "layers of gemma3n_text are not computed one by one"),
         ("opt", Recipe(scheme="w4a16", algorithm="awq", group_size=16), "no place for AWQ's scales: give"),
     ],
