@@ -59,6 +59,7 @@ class Clock:
     by_cpu: bool
     num_requests: int
     """At once."""
+    num_streams: tuple[int, ...] = (16, 256)
 
     def generate(self, engine: EngineProcess, prompts: list[list[int]], output_lens: list[int]) -> float:
         """Seconds."""
@@ -84,7 +85,7 @@ def one_stream(engine: EngineProcess, rng: random.Random, clock: Clock) -> dict[
 def parallel_streams(engine: EngineProcess, rng: random.Random, clock: Clock) -> dict[str, float]:
     """Output tokens per second of streams that begin and end together, prompts of 128 among the time."""
     found = {}
-    for count in (16, 256):
+    for count in clock.num_streams:
         seconds = clock.generate(engine, [random_prompt(rng, 128) for _ in range(count)], [64] * count)
         found[f"{count} streams, tokens/s"] = count * 64 / seconds
     return found
@@ -198,6 +199,7 @@ def main() -> None:
     )
     parser.add_argument("--transformers-python", help="Python of an environment with transformers")
     parser.add_argument("--requests", type=int, default=32, help="At once; fewer make shorter rounds")
+    parser.add_argument("--streams", type=int, nargs="*", default=[16, 256], help="That begin and end together")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--model", type=Path, default=Path(tempfile.gettempdir()) / "pagefleet-bench-llama-125m")
     parser.add_argument("--json", type=Path)
@@ -209,7 +211,9 @@ def main() -> None:
         EngineProcess(spec, model, Path(tempfile.gettempdir()) / f"bench-{spec.name}.log") for spec in specs(arguments)
     ]
     try:
-        figures = run(engines, arguments.rounds, Clock(arguments.cpu_time, arguments.requests))
+        figures = run(
+            engines, arguments.rounds, Clock(arguments.cpu_time, arguments.requests, tuple(arguments.streams))
+        )
     finally:
         for engine in engines:
             engine.close()
