@@ -84,7 +84,7 @@ def cached(fleet: FleetProcess, prompts: Sequence[str]) -> list[tuple[str, str, 
 
 
 def test_a_prefix_stays_with_its_rank_and_one_that_is_lost_takes_none_with_it(ranks: FleetProcess) -> None:
-    for place in ("wood", "city", "field", "cave"):
+    for place in ("wood", "city", "field", "cave", "sea", "fog", "garden", "desert", "tower"):
         late = figure(ranks, names.ROUTER_PROMPTS_LATE)
         prompts = prompts_of(place)
         first = cached(ranks, prompts)
