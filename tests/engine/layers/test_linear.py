@@ -88,6 +88,7 @@ def test_what_can_be_packed() -> None:
     assert isinstance(linear_kernel(numbers(4, 4, dtype=torch.float16)), PlainLinear)
 
 
+@pytest.mark.skipif(not LIBRARY.exists(), reason="the kernels were not compiled")
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_compiled_kernels_multiply_where_they_are_faster(dtype: torch.dtype) -> None:
     library = load_library()[0]
