@@ -29,9 +29,10 @@ FIRST = f"{SERVICE}-engine-0"
 
 
 def prompts_of(place: str) -> list[str]:
-    """Prompts that share no block with those of another place."""
+    """Prompts that share no block with those of another place, of more than the router's `MIN_BODY_BYTES`: it goes by
+    the blocks of those alone."""
     return [
-        f"{place}, {name}: " + f"the {name} had a little house in the {place}, " * 45
+        f"{place}, {name}: " + f"the {name} had a little house in the {place}, " * 60
         for name in ("fox", "bear", "owl", "cat")
     ]
 
@@ -84,13 +85,13 @@ def cached(fleet: FleetProcess, prompts: Sequence[str]) -> list[tuple[str, str, 
 
 
 def test_a_prefix_stays_with_its_rank_and_one_that_is_lost_takes_none_with_it(ranks: FleetProcess) -> None:
-    for place in ("wood", "city", "field", "cave", "sea", "fog", "garden", "desert", "tower"):
+    for place in ("wood", "city", "field", "cave"):
         late = figure(ranks, names.ROUTER_PROMPTS_LATE)
         prompts = prompts_of(place)
         first = cached(ranks, prompts)
         again = [ask(ranks.url, prompt) for prompt in prompts]
-        if again == first and figure(ranks, names.ROUTER_PROMPTS_LATE) == late:
-            break  # else the machine is so busy that the router went by the text, or by who had less to do
+        if figure(ranks, names.ROUTER_PROMPTS_LATE) == late:
+            break  # else the machine is so busy that the router went by the text
     assert again == first
 
     supervisor = ranks.pids()[FIRST]
