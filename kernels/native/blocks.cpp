@@ -2,7 +2,8 @@
 // instruction set; nothing is contracted, so that floats are torch's bit for bit.
 //
 // A block stands for `scale * code - offset` of each group within it. Where a kind has no offsets, its codes are around
-// `MIDDLE`, and are stored around the middle of 4 or 8 bits. Layouts of blocks: gguf/blocks.py, ggml's block_q*.
+// `MIDDLE`, and are stored around the middle of 4, 6 or 8 bits. Of the largest blocks groups' scales and offsets are numbers
+// of 8 bits, times two of the block. Layouts of blocks: gguf/blocks.py, ggml's block_q*.
 #include "bytes.h"
 #include "kernels.h"
 
@@ -61,6 +62,16 @@ template <int BYTES> INLINE void pack_nibbles(const uint8_t *from, uint32_t *low
     }
 }
 
+// The same of 6 bits: of 16 inputs the lower halves of the first eight, of the others, and all upper bits.
+INLINE void pack_sixes(const uint8_t *from, uint32_t *to) {
+    uint8_t bytes[12] = {};
+    for (int i = 0; i < 16; i++) {
+        bytes[i / 8 * 4 + i % 4] |= (uint8_t)((from[i] & 15) << i % 8 / 4 * 4);
+        bytes[8 + i % 4] |= (uint8_t)(from[i] >> 4 << i / 4 * 2);
+    }
+    memcpy(to, bytes, sizeof bytes);
+}
+
 // 16 more where a bit of 32 is set.
 INLINE void add_fifth_bits(const uint8_t *from, uint8_t *codes) {
     uint32_t bits;
@@ -72,7 +83,21 @@ INLINE void add_fifth_bits(const uint8_t *from, uint8_t *codes) {
 // and the code of zero where it has none.
 template <int NUMBERS_, int BYTES_, int GROUP_, int BITS_, bool HAS_OFFSETS_, int MIDDLE_> struct Kind {
     static constexpr int NUMBERS = NUMBERS_, BYTES = BYTES_, GROUP = GROUP_, BITS = BITS_, MIDDLE = MIDDLE_;
-    static constexpr bool HAS_OFFSETS = HAS_OFFSETS_;
+    static constexpr bool HAS_OFFSETS = HAS_OFFSETS_, IS_SHARED = false;
+};
+
+// Of blocks whose groups' scales are small numbers, `small`, times what is `shared` of 16 bits; then the same of offsets.
+template <class K> struct Shared {
+    static constexpr bool IS_SHARED = true;
+    static void scales(const uint8_t *block, float *scales, float *offsets) {
+        int8_t small[2][K::NUMBERS / K::GROUP];
+        uint16_t shared[2];
+        K::parts(block, small[0], small[1], shared);
+        for (int g = 0; g < K::NUMBERS / K::GROUP; g++) {
+            scales[g] = half_at((const uint8_t *)shared) * (float)small[0][g];
+            if (K::HAS_OFFSETS) offsets[g] = half_at((const uint8_t *)(shared + 1)) * (float)small[1][g];
+        }
+    }
 };
 
 struct Q4_0 : Kind<32, 18, 32, 4, false, 8> {
@@ -113,16 +138,17 @@ struct Q8_0 : Kind<32, 34, 32, 8, false, 128> {
     }
 };
 
-struct Q4_K : Kind<256, 144, 32, 4, true, 0> {
-    static void scales(const uint8_t *block, float *scales, float *offsets) {
-        float scale = half_at(block), offset = half_at(block + 2);
+struct Q4_K : Kind<256, 144, 32, 4, true, 0>, Shared<Q4_K> {
+    using Shared<Q4_K>::IS_SHARED;
+    static void parts(const uint8_t *block, int8_t *scales, int8_t *offsets, uint16_t *shared) {
+        memcpy(shared, block, 4);
         const uint8_t *packed = block + 4;
         for (int i = 0; i < 4; i++) {
             uint8_t low = packed[i], middle = packed[4 + i], high = packed[8 + i];
-            scales[i] = scale * (float)(low & 63);
-            offsets[i] = offset * (float)(middle & 63);
-            scales[4 + i] = scale * (float)((high & 15) | (low >> 2 & 48));
-            offsets[4 + i] = offset * (float)(high >> 4 | (middle >> 2 & 48));
+            scales[i] = low & 63;
+            offsets[i] = middle & 63;
+            scales[4 + i] = (high & 15) | (low >> 2 & 48);
+            offsets[4 + i] = high >> 4 | (middle >> 2 & 48);
         }
     }
     static void nibbles(const uint8_t *from, uint8_t *codes) {
@@ -137,8 +163,11 @@ struct Q4_K : Kind<256, 144, 32, 4, true, 0> {
     }
 };
 
-struct Q5_K : Kind<256, 176, 32, 8, true, 0> {
-    static void scales(const uint8_t *block, float *scales, float *offsets) { Q4_K::scales(block, scales, offsets); }
+struct Q5_K : Kind<256, 176, 32, 6, true, 0>, Shared<Q5_K> {
+    using Shared<Q5_K>::IS_SHARED;
+    static void parts(const uint8_t *block, int8_t *scales, int8_t *offsets, uint16_t *shared) {
+        Q4_K::parts(block, scales, offsets, shared);
+    }
     static void codes(const uint8_t *block, uint8_t *codes) {
         const uint8_t *bits = block + 16;
         Q4_K::nibbles(block + 48, codes);
@@ -147,10 +176,11 @@ struct Q5_K : Kind<256, 176, 32, 8, true, 0> {
     }
 };
 
-struct Q6_K : Kind<256, 210, 16, 8, false, 32> {
-    static void scales(const uint8_t *block, float *scales, float *) {
-        float scale = half_at(block + 208);
-        for (int i = 0; i < 16; i++) scales[i] = scale * (float)(int8_t)block[192 + i];
+struct Q6_K : Kind<256, 210, 16, 6, false, 32>, Shared<Q6_K> {
+    using Shared<Q6_K>::IS_SHARED;
+    static void parts(const uint8_t *block, int8_t *scales, int8_t *, uint16_t *shared) {
+        memcpy(scales, block + 192, 16);
+        memcpy(shared, block + 208, 2);
     }
     static void codes(const uint8_t *block, uint8_t *codes) {
         const uint8_t *low = block, *high = block + 128;
@@ -199,6 +229,7 @@ template <class K> float factor_of(const uint8_t *row, int inputs) {
         }
     }
     if (!finite) return __builtin_nanf("");
+    if (K::IS_SHARED) return 1.0f;
     most = larger(most, furthest * 0x1p-14f);
     if (most == 0.0f) return 1.0f;
     return larger(bits_float(float_bits(most) & 0x7f800000u), 0x1p-100f);
@@ -211,19 +242,72 @@ template <class K> INLINE void words_of(const uint8_t *block, uint32_t *to) {
     } else {
         alignas(64) uint8_t codes[K::NUMBERS];
         K::codes(block, codes);
+        if constexpr (K::BITS == 6) {
+            for (int i = 0; i < K::NUMBERS; i += 16, to += 3) pack_sixes(codes + i, to);
+            return;
+        }
         if (!K::HAS_OFFSETS && K::MIDDLE != 128)
             for (int i = 0; i < K::NUMBERS; i++) codes[i] += 128 - K::MIDDLE;
         memcpy(to, codes, K::NUMBERS);
     }
 }
 
+// Scales and offsets of some inputs of a strip: each group's precede its numbers.
+template <class K> struct OwnScales {
+    static constexpr int PARTS = K::HAS_OFFSETS ? 2 : 1, OF_GROUP = PARTS * 2 * STRIP, OF_BLOCK = 0;
+    alignas(64) float of[PARTS][GROUPS][STRIP] = {};
+    void take(const uint8_t *block, int first_group, int row, float inverse) {
+        float own[2][GROUPS];
+        K::scales(block, own[0], own[1]);
+        for (int part = 0; part < PARTS; part++)
+            for (int g = 0; g < K::NUMBERS / K::GROUP; g++) of[part][first_group + g][row] = own[part][g] * inverse;
+    }
+    void put(int groups, int group_bytes, uint8_t *to) const {
+        for (int g = 0; g < groups; g++)
+            for (int part = 0; part < PARTS; part++)
+                for (int row = 0; row < STRIP; row += LANES)
+                    store_halves((uint16_t *)(to + g * group_bytes) + part * STRIP + row, load(of[part][g] + row));
+    }
+};
+
+// The same where groups share them: those of all precede the numbers.
+template <class K> struct SharedScales {
+    static constexpr int PARTS = K::HAS_OFFSETS ? 2 : 1, COUNT = K::NUMBERS / K::GROUP;
+    static constexpr int OF_GROUP = 0, OF_BLOCK = PARTS * (2 + COUNT) * STRIP;
+    struct {
+        uint16_t shared[PARTS][STRIP];
+        int8_t of[PARTS][COUNT][STRIP];
+    } all = {};
+    void take(const uint8_t *block, int, int row, float) {
+        int8_t own[2][COUNT];
+        uint16_t shared[2];
+        K::parts(block, own[0], own[1], shared);
+        for (int part = 0; part < PARTS; part++) {
+            all.shared[part][row] = shared[part];
+            for (int g = 0; g < COUNT; g++) all.of[part][g][row] = own[part][g];
+        }
+    }
+    void put(int, int, uint8_t *to) const {
+        static_assert(sizeof all == OF_BLOCK, "as they lie");
+        memcpy(to, &all, sizeof all);
+    }
+};
+template <class K, bool IS_SHARED = K::IS_SHARED> struct ScalesOf {
+    typedef OwnScales<K> type;
+};
+template <class K> struct ScalesOf<K, true> {
+    typedef SharedScales<K> type;
+};
+
 // A strip of rows, some of which may be missing; whether all of their scales are numbers.
 template <class K>
 bool lay_out_strip(const uint8_t *rows, int64_t row_bytes, int present, int inputs, uint8_t *to, float *row_scales) {
-    constexpr int GROUP_WORDS = K::GROUP * K::BITS / 32, HEADER = (K::HAS_OFFSETS ? 4 : 2) * STRIP;
+    typedef typename ScalesOf<K>::type Scales;
+    constexpr int GROUP_WORDS = K::GROUP * K::BITS / 32, HEADER = Scales::OF_GROUP;
     constexpr int GROUP_BYTES = HEADER + GROUP_WORDS * 4 * STRIP;
+    static_assert(!K::IS_SHARED || K::NUMBERS == CHUNK, "a chunk is one block then");
     alignas(64) uint32_t codes[STRIP][CHUNK * K::BITS / 32] = {};
-    alignas(64) float scales[GROUPS][STRIP] = {}, offsets[GROUPS][STRIP] = {};
+    Scales scales;
     float inverse[STRIP];
     for (int row = 0; row < present; row++) {
         float factor = factor_of<K>(rows + row * row_bytes, inputs);
@@ -236,21 +320,12 @@ bool lay_out_strip(const uint8_t *rows, int64_t row_bytes, int present, int inpu
         for (int row = 0; row < present; row++) {
             const uint8_t *block = rows + row * row_bytes + (int64_t)(begin / K::NUMBERS) * K::BYTES;
             for (int at = 0; at < count; at += K::NUMBERS, block += K::BYTES) {
-                float own_scales[GROUPS], own_offsets[GROUPS];
                 words_of<K>(block, codes[row] + at * K::BITS / 32);
-                K::scales(block, own_scales, own_offsets);
-                for (int g = 0; g < K::NUMBERS / K::GROUP; g++) {
-                    scales[at / K::GROUP + g][row] = own_scales[g] * inverse[row];
-                    if (K::HAS_OFFSETS) offsets[at / K::GROUP + g][row] = own_offsets[g] * inverse[row];
-                }
+                scales.take(block, at / K::GROUP, row, inverse[row]);
             }
         }
-        for (int g = 0; g < groups; g++)
-            for (int row = 0; row < STRIP; row += LANES) {
-                uint16_t *header = (uint16_t *)(to + g * GROUP_BYTES) + row;
-                store_halves(header, load(scales[g] + row));
-                if (K::HAS_OFFSETS) store_halves(header + STRIP, load(offsets[g] + row));
-            }
+        scales.put(groups, GROUP_BYTES, to);
+        to += Scales::OF_BLOCK;
         int words = groups * GROUP_WORDS, word = 0;
         for (; word + LANES <= words; word += LANES)
             for (int row = 0; row < STRIP; row += LANES) {
@@ -274,8 +349,9 @@ bool lay_out_strip(const uint8_t *rows, int64_t row_bytes, int present, int inpu
 
 template <class K> int32_t lay_out(const Blocks *from, uint8_t *packed, float *row_scales, int32_t threads) {
     int strips = (from->outputs + STRIP - 1) / STRIP, finite = 1;
-    int64_t groups = from->inputs / K::GROUP;
-    int64_t strip_bytes = groups * (K::HAS_OFFSETS ? 4 : 2) * STRIP + (int64_t)STRIP * from->inputs * K::BITS / 8;
+    typedef typename ScalesOf<K>::type Scales;
+    int64_t headers = from->inputs / K::GROUP * Scales::OF_GROUP + from->inputs / K::NUMBERS * Scales::OF_BLOCK;
+    int64_t strip_bytes = headers + (int64_t)STRIP * from->inputs * K::BITS / 8;
 #pragma omp parallel for num_threads(threads) schedule(dynamic) reduction(&& : finite) if (threads > 1)
     for (int strip = 0; strip < strips; strip++) {
         int row = strip * STRIP, present = from->outputs - row < STRIP ? from->outputs - row : STRIP;

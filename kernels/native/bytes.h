@@ -8,8 +8,9 @@ namespace {
 const int PANEL = 16;
 const int VECTORS = PANEL / LANES;  // of a panel
 
-// What a matrix is read as: bytes; halves of bytes; or halves of bytes that stand for one of sixteen bytes.
-enum { BYTES, HALVES, CODES };
+// What a matrix is read as: bytes; halves of bytes; six bits; or halves of bytes that stand for one of sixteen bytes.
+enum { BYTES, HALVES, SIXES, CODES };
+constexpr int bits_of(int kind) { return kind == BYTES ? 8 : kind == SIXES ? 6 : 4; }
 
 #if defined(__AVX512VNNI__)
 
@@ -35,12 +36,27 @@ INLINE Codes low_codes(const uint8_t *p) { return {_mm512_and_si512(_mm512_loadu
 INLINE Codes high_codes(const uint8_t *p) {
     return {_mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(p), 4), _mm512_set1_epi8(15))};
 }
+template <int NTH> INLINE Codes with_upper(const Codes &lower, const uint8_t *p) {
+    __m512i bits = _mm512_loadu_si512(p);
+    bits = NTH < 2 ? _mm512_slli_epi16(bits, (4 - 2 * NTH) & 7) : _mm512_srli_epi16(bits, (2 * NTH - 4) & 7);
+    return {_mm512_ternarylogic_epi32(lower.of, bits, _mm512_set1_epi8(48), 0xf8)};  // lower | bits & 48
+}
 INLINE Table load_table(const uint8_t *p) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p)); }
 INLINE Codes look_up(Table table, const Codes &codes) { return {_mm512_shuffle_epi8(table, codes.of)}; }
 template <int KIND> INLINE Sums add_products(Sums sums, const Codes &codes, Inputs inputs) {
     // As the intrinsic GCC 12 copies the sums around it, and has no registers left for a tile of them.
     __asm__("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(codes.of), "v"(inputs));
     return sums;
+}
+struct Small {
+    __m512i of;
+};
+INLINE Small load_small(const uint8_t *p) { return {_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p))}; }
+INLINE Sums add_scaled(Sums sums, const Sums &some, const Small &scales) {
+    return _mm512_add_epi32(sums, _mm512_mullo_epi32(some, scales.of));
+}
+INLINE Sums add_small(Sums sums, const Small &numbers, int32_t by) {
+    return add_scaled(sums, _mm512_set1_epi32(by), numbers);
 }
 INLINE vf sum_floats(const Sums &sums, int) { return (vf)_mm512_cvtepi32_ps(sums); }
 
@@ -58,7 +74,7 @@ typedef __m256i Table;
 const int TILE_INPUTS = 4;
 constexpr int panels_at(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }  // 8 sums in 16 registers, or 4
 // Two products of eight bits by eight do not fit 16: weights are taken with a sign, which the inputs then get.
-template <int KIND> constexpr int code_less() { return KIND == HALVES ? 0 : 128; }
+template <int KIND> constexpr int code_less() { return KIND == HALVES || KIND == SIXES ? 0 : 128; }
 
 INLINE Sums splat_sum(int32_t x) { return {{_mm256_set1_epi32(x), _mm256_set1_epi32(x)}}; }
 INLINE Inputs splat_inputs(const int8_t *four) {
@@ -79,6 +95,14 @@ INLINE Codes high_codes(const uint8_t *p) {
     const __m256i mask = _mm256_set1_epi8(15);
     return {{_mm256_and_si256(_mm256_srli_epi16(half_of(p, 0), 4), mask),
              _mm256_and_si256(_mm256_srli_epi16(half_of(p, 1), 4), mask)}};
+}
+INLINE __m256i upper_of(__m256i bits, int nth) {
+    bits = nth < 2 ? _mm256_slli_epi16(bits, 4 - 2 * nth) : _mm256_srli_epi16(bits, 2 * nth - 4);
+    return _mm256_and_si256(bits, _mm256_set1_epi8(48));
+}
+template <int NTH> INLINE Codes with_upper(const Codes &lower, const uint8_t *p) {
+    return {{_mm256_or_si256(lower.of[0], upper_of(half_of(p, 0), NTH)),
+             _mm256_or_si256(lower.of[1], upper_of(half_of(p, 1), NTH))}};
 }
 INLINE Table load_table(const uint8_t *p) {
     __m128i bytes = _mm_xor_si128(_mm_loadu_si128((const __m128i *)p), _mm_set1_epi8(-128));
@@ -110,6 +134,25 @@ template <int KIND> INLINE Sums add_products(Sums sums, const Codes &codes, Inpu
                                            : _mm256_maddubs_epi16(codes.of[half], inputs);
     return widened(sums, pairs);
 }
+struct Small {
+    __m256i of[2];  // each twice, in 16 bits
+};
+INLINE Small load_small(const uint8_t *p) {
+    __m128i bytes = _mm_loadu_si128((const __m128i *)p);
+    return {{_mm256_cvtepi8_epi16(_mm_unpacklo_epi8(bytes, bytes)),
+             _mm256_cvtepi8_epi16(_mm_unpackhi_epi8(bytes, bytes))}};
+}
+INLINE Sums add_scaled(Sums sums, const Sums &narrow, const Small &scales) {
+    for (int half = 0; half < 2; half++)
+        sums.of[half] = _mm256_add_epi32(sums.of[half], _mm256_madd_epi16(narrow.of[half], scales.of[half]));
+    return sums;
+}
+INLINE Sums add_small(Sums sums, const Small &numbers, int32_t by) {
+    __m256i one = _mm256_set1_epi32(by & 0xffff);
+    for (int half = 0; half < 2; half++)
+        sums.of[half] = _mm256_add_epi32(sums.of[half], _mm256_madd_epi16(numbers.of[half], one));
+    return sums;
+}
 #if LANES == 16
 INLINE vf sum_floats(const Sums &sums, int) {
     __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(sums.of[0]), sums.of[1], 1);
@@ -132,7 +175,7 @@ typedef int8x16_t Table;
 
 const int TILE_INPUTS = 6;
 constexpr int panels_at(int) { return 1; }  // 24 sums in 32 registers
-template <int KIND> constexpr int code_less() { return KIND == HALVES ? 0 : 128; }
+template <int KIND> constexpr int code_less() { return KIND == HALVES || KIND == SIXES ? 0 : 128; }
 
 INLINE Sums splat_sum(int32_t x) { return {{vdupq_n_s32(x), vdupq_n_s32(x), vdupq_n_s32(x), vdupq_n_s32(x)}}; }
 INLINE Inputs splat_inputs(const int8_t *four) {
@@ -152,6 +195,15 @@ INLINE Codes low_codes(const uint8_t *p) {
 INLINE Codes high_codes(const uint8_t *p) {
     return {{high_halves(p), high_halves(p + 16), high_halves(p + 32), high_halves(p + 48)}};
 }
+template <int NTH> INLINE Codes with_upper(const Codes &lower, const uint8_t *p) {
+    Codes codes;
+    for (int i = 0; i < 4; i++) {
+        uint8x16_t bits = vld1q_u8(p + 16 * i);
+        bits = NTH < 2 ? bits << (4 - 2 * NTH & 7) : bits >> (2 * NTH - 4 & 7);
+        codes.of[i] = vorrq_s8(lower.of[i], vreinterpretq_s8_u8(vandq_u8(bits, vdupq_n_u8(48))));
+    }
+    return codes;
+}
 INLINE Table load_table(const uint8_t *p) { return signed_bytes(p); }
 INLINE Codes look_up(Table table, const Codes &codes) {
     Codes found;
@@ -160,6 +212,21 @@ INLINE Codes look_up(Table table, const Codes &codes) {
 }
 template <int KIND> INLINE Sums add_products(Sums sums, const Codes &codes, Inputs inputs) {
     for (int i = 0; i < 4; i++) sums.of[i] = vdotq_s32(sums.of[i], codes.of[i], inputs);
+    return sums;
+}
+typedef Sums Small;
+INLINE Small load_small(const uint8_t *p) {
+    int8x16_t bytes = vreinterpretq_s8_u8(vld1q_u8(p));
+    int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_s8(vget_high_s8(bytes));
+    return {{vmovl_s16(vget_low_s16(low)), vmovl_s16(vget_high_s16(low)), vmovl_s16(vget_low_s16(high)),
+             vmovl_s16(vget_high_s16(high))}};
+}
+INLINE Sums add_scaled(Sums sums, const Sums &some, const Small &scales) {
+    for (int i = 0; i < 4; i++) sums.of[i] = vmlaq_s32(sums.of[i], some.of[i], scales.of[i]);
+    return sums;
+}
+INLINE Sums add_small(Sums sums, const Small &numbers, int32_t by) {
+    for (int i = 0; i < 4; i++) sums.of[i] = vmlaq_n_s32(sums.of[i], numbers.of[i], by);
     return sums;
 }
 INLINE vf sum_floats(const Sums &sums, int vector) { return (vf)vcvtq_f32_s32(sums.of[vector]); }
@@ -200,6 +267,11 @@ INLINE Codes high_codes(const uint8_t *p) {
     for (int i = 0; i < 4 * PANEL; i++) codes.of[i] = p[i] >> 4;
     return codes;
 }
+template <int NTH> INLINE Codes with_upper(const Codes &lower, const uint8_t *p) {
+    Codes codes;
+    for (int i = 0; i < 4 * PANEL; i++) codes.of[i] = lower.of[i] | (p[i] >> 2 * NTH & 3) << 4;
+    return codes;
+}
 INLINE Table load_table(const uint8_t *p) { return p; }
 INLINE Codes look_up(Table table, const Codes &codes) {
     Codes found;
@@ -209,6 +281,20 @@ INLINE Codes look_up(Table table, const Codes &codes) {
 template <int KIND> INLINE Sums add_products(Sums sums, const Codes &codes, Inputs inputs) {
     for (int o = 0; o < PANEL; o++)
         for (int i = 0; i < 4; i++) sums.of[o] += codes.of[4 * o + i] * inputs[i];
+    return sums;
+}
+typedef Sums Small;
+INLINE Small load_small(const uint8_t *p) {
+    Small numbers;
+    for (int o = 0; o < PANEL; o++) numbers.of[o] = (int8_t)p[o];
+    return numbers;
+}
+INLINE Sums add_scaled(Sums sums, const Sums &some, const Small &scales) {
+    for (int o = 0; o < PANEL; o++) sums.of[o] += some.of[o] * scales.of[o];
+    return sums;
+}
+INLINE Sums add_small(Sums sums, const Small &numbers, int32_t by) {
+    for (int o = 0; o < PANEL; o++) sums.of[o] += numbers.of[o] * by;
     return sums;
 }
 INLINE vf sum_floats(const Sums &sums, int vector) {

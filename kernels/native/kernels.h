@@ -90,6 +90,7 @@ struct Packed {
     const float *row_scales;  // [O], besides those of groups
     const uint8_t *table;     // [16], what numbers of 4 bits stand for, 128 being zero; null: themselves
     int32_t inputs, outputs, bits, group, zeros, input_block;
+    int32_t shared;  // inputs whose groups share a scale of 16 bits and have their own in 8, also `input_block`; 0: in 16
 };
 
 // A matrix [O, I] in floats, or in bfloat16, that lay_out_dense has laid out; rows of products are of the same type.

@@ -1,4 +1,4 @@
-// A product with a matrix in numbers of 4 or 8 bits, and what follows it. Compiled once for every instruction set.
+// A product with a matrix in numbers of 4, 6 or 8 bits, and what follows it. Compiled once for every instruction set.
 #include "finish.h"
 #include "quantized.h"
 

@@ -1,4 +1,4 @@
-// Products with a matrix in numbers of 4 or 8 bits, as quantized.cpp and quantized_experts.cpp have them in common.
+// Products with a matrix in numbers of 4, 6 or 8 bits, as quantized.cpp and quantized_experts.cpp have them in common.
 //
 // Inputs are rounded to 8 bits, `input_block` of a row at a time, and bytes are multiplied by bytes: sums of a block are
 // exact. Value of a weight: scale * (number - zero point), or scale * number - offset. So with x = d a for the inputs of
@@ -8,7 +8,12 @@
 //
 // The matrix lies as it is read, from end to end: of each STRIP of outputs (what is missing of the last is zeros) group
 // after group; of each group its scales, its zero points or offsets, and then the numbers: four inputs of each output
-// beside each other, and in the upper halves of bytes of 4 bits the four that follow.
+// beside each other, and in the upper halves of bytes of 4 bits the four that follow. Of 6 bits there are 16 inputs in
+// three parts: lower halves of the first eight and of the others, and then the upper two bits of all, four to a byte.
+//
+// Where groups share scales, a block of inputs is all that do, and theirs are integers, by which sums are multiplied as
+// integers. Block after block: the shared scales, the shared scales of offsets, all groups' scales, all groups' offsets,
+// and then all numbers.
 //
 // Shapes: T rows, I inputs, O outputs, G groups, B blocks of inputs.
 #pragma once
@@ -30,6 +35,7 @@ struct Rounded {
     float *scales;      // [T, B]
     int32_t *starts;    // [T, B], what the integers of a block begin with
     float *group_sums;  // [T, G], of the inputs
+    int32_t *whole;     // [T, G], the same before they are scaled, where groups share scales
 };
 
 // Rows of the tile that begins at a row.
@@ -40,12 +46,15 @@ Rounded room_of(const Packed *matrix, int64_t rows, Memory &memory) {
     Rounded room;
     room.scales = memory.take<float>(rows * blocks);
     room.starts = memory.take<int32_t>(rows * blocks);
-    room.group_sums = memory.take<float>(rows * groups);
+    room.group_sums = memory.take<float>(matrix->shared ? 0 : rows * groups);
+    room.whole = memory.take<int32_t>(matrix->shared ? rows * groups : 0);
     room.numbers = memory.take<int8_t>(rows * matrix->inputs);
     return room;
 }
 
-int kind_of(const Packed *matrix) { return matrix->table ? CODES : matrix->bits == 8 ? BYTES : HALVES; }
+int kind_of(const Packed *matrix) {
+    return matrix->table ? CODES : matrix->bits == 8 ? BYTES : matrix->bits == 6 ? SIXES : HALVES;
+}
 
 // What is taken from each number before it is multiplied, less what instructions take themselves.
 int less_of(const Packed *matrix) {
@@ -65,37 +74,51 @@ template <class T> INLINE float largest_of(const T *x, int length) {
     return bits_float((uint32_t)most);
 }
 
+// Some inputs, times 1 / `by`, as integers, a row's four beside those of the next; returns their sum.
+template <class T> INLINE int32_t round_some(const T *x, int length, float by, int8_t *numbers, int beside) {
+    const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, ties to even
+    vi sums = {};
+    for (int at = 0; at < length; at += LANES) {
+        vf q = load(x + at) / by;
+        q = choose(q > 127.0f, splat(127.0f), q);
+        q = choose(q < -127.0f, splat(-127.0f), q);
+        vi whole = (vi)(q + shift) - (int32_t)float_bits(shift);
+        sums += whole;
+        vs bytes = __builtin_convertvector(whole, vs);
+        for (int i = 0; i < LANES; i += 4, numbers += 4 * beside) memcpy(numbers, (const int8_t *)&bytes + i, 4);
+    }
+    int32_t sum = 0;
+    for (int i = 0; i < LANES; i++) sum += sums[i];
+    return sum;
+}
+
 // `scale`: of the row; null: blocks have their own.
 template <class T>
 void round_row(const Packed *matrix, const T *x, const float *scale, int row, int num_rows, const Rounded &to) {
-    const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, ties to even
     int length = matrix->input_block, blocks = matrix->inputs / length, groups = matrix->inputs / matrix->group;
-    int less = less_of(matrix), in_group = matrix->group / length, first = row / TILE_INPUTS * TILE_INPUTS;
+    int some = matrix->shared ? matrix->group : length;  // whose sum is asked for
+    int less = less_of(matrix), in_group = matrix->group / some, first = row / TILE_INPUTS * TILE_INPUTS;
     int beside = tile_rows(first, num_rows), nth = row - first;
     int8_t *numbers = to.numbers + (int64_t)first * matrix->inputs + 4 * nth;
     float *scales = to.scales + (int64_t)first * blocks + nth;
     int32_t *starts = to.starts + (int64_t)first * blocks + nth;
     float *group_sums = to.group_sums + (int64_t)first * groups + nth;
+    int32_t *whole = to.whole + (int64_t)first * groups + nth;
     float group_sum = 0.0f;
-    for (int b = 0; b < blocks; b++, x += length) {
+    for (int b = 0; b < blocks; b++) {
         float by = scale ? *scale : largest_of(x, length) / 127.0f;
         if (by < SMALLEST_SCALE) by = SMALLEST_SCALE;
-        vi sums = {};
-        for (int at = 0; at < length; at += LANES) {
-            vf q = load(x + at) / by;
-            q = choose(q > 127.0f, splat(127.0f), q);
-            q = choose(q < -127.0f, splat(-127.0f), q);
-            vi whole = (vi)(q + shift) - (int32_t)float_bits(shift);
-            sums += whole;
-            vs bytes = __builtin_convertvector(whole, vs);
-            for (int i = 0; i < LANES; i += 4, numbers += 4 * beside) memcpy(numbers, (const int8_t *)&bytes + i, 4);
-        }
-        int32_t sum = 0;
-        for (int i = 0; i < LANES; i++) sum += sums[i];
         scales[b * beside] = by;
-        starts[b * beside] = -less * sum;
-        group_sum += by * (float)sum;
-        if ((b + 1) % in_group == 0) {
+        for (int at = 0; at < length; at += some, x += some, numbers += some * beside) {
+            int32_t sum = round_some(x, some, by, numbers, beside);
+            if (matrix->shared) {
+                *whole = sum, whole += beside;
+                continue;
+            }
+            starts[b * beside] = -less * sum;
+            group_sum += by * (float)sum;
+        }
+        if (!matrix->shared && (b + 1) % in_group == 0) {
             group_sums[b / in_group * beside] = group_sum;
             group_sum = 0.0f;
         }
@@ -109,9 +132,15 @@ int header_of(const Packed *matrix) {
     return 2 * STRIP + OF_ZEROS[matrix->zeros];
 }
 
+// Before a block's numbers, where groups share scales: of these and, for offsets, of as many more.
+int shared_header_of(const Packed *matrix) {
+    return STRIP * (2 + matrix->shared / matrix->group) * (matrix->zeros == ZEROS_OFFSETS ? 2 : 1);
+}
+
 int64_t strip_bytes(const Packed *matrix) {
-    int64_t groups = matrix->inputs / matrix->group;
-    return groups * header_of(matrix) + (int64_t)STRIP * matrix->inputs * matrix->bits / 8;
+    int64_t headers = matrix->shared ? matrix->inputs / matrix->shared * shared_header_of(matrix)
+                                     : matrix->inputs / matrix->group * header_of(matrix);
+    return headers + (int64_t)STRIP * matrix->inputs * matrix->bits / 8;
 }
 
 // Of a panel: the first four inputs, or the upper four of halves.
@@ -129,10 +158,20 @@ INLINE void ask_ahead(const uint8_t *codes) {
     for (int line = 0; line < STEP; line += 64) ask_for(codes + 2048 + line);
 }
 
+// A group's scales, or none: what sums of a panel are multiplied by before they are added to others.
+struct NoScales {};
+template <int PANELS> struct Scales {
+    Small of[PANELS];
+};
+template <int PANELS> INLINE Sums add_panel(Sums sums, const Sums &some, const Scales<PANELS> &scales, int panel) {
+    return add_scaled(sums, some, scales.of[panel]);
+}
 #if defined(NARROW_INPUTS)
+INLINE Sums add_panel(Sums sums, const Sums &some, NoScales, int) { return widened(sums, some); }
+
 // Adds a block of inputs to sums of integers.
-template <int ROWS, int PANELS>
-INLINE void add_halves(const uint8_t *codes, const int8_t *a, int length, Sums (&whole)[ROWS][PANELS]) {
+template <int ROWS, int PANELS, class By>
+INLINE void add_halves(const uint8_t *codes, const int8_t *a, int length, Sums (&whole)[ROWS][PANELS], const By &scales) {
     for (int some; length > 0; length -= some) {
         Sums narrow[ROWS][PANELS] = {};
         some = length < NARROW_INPUTS ? length : NARROW_INPUTS;
@@ -154,7 +193,7 @@ INLINE void add_halves(const uint8_t *codes, const int8_t *a, int length, Sums (
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
-            for (int p = 0; p < PANELS; p++) whole[r][p] = widened(whole[r][p], narrow[r][p]);
+            for (int p = 0; p < PANELS; p++) whole[r][p] = add_panel(whole[r][p], narrow[r][p], scales, p);
     }
 }
 #endif
@@ -164,7 +203,7 @@ template <int KIND, int ROWS, int PANELS>
 INLINE void add_block(const Table &table, const uint8_t *codes, const int8_t *a, int length, Sums (&whole)[ROWS][PANELS]) {
     const int fours = KIND == BYTES ? 1 : 2;  // that are read at once
 #if defined(NARROW_INPUTS)
-    if (KIND == HALVES) return add_halves(codes, a, length, whole);
+    if (KIND == HALVES) return add_halves(codes, a, length, whole, NoScales());
 #endif
     for (int i = 0; i < length; i += 4 * fours, codes += STEP) {
         if (reads_alone(ROWS, PANELS)) ask_ahead(codes);
@@ -238,13 +277,131 @@ __attribute__((noinline)) void tile(const Packed *matrix, const uint8_t *strip, 
     }
 }
 
+// Four inputs of a panel, of the four that follow each other where they are read.
+template <int KIND, int NTH> INLINE Codes fours_of(const uint8_t *codes) {
+    Codes halves = NTH % 2 ? high_codes(codes + NTH / 2 * STEP) : low_codes(codes + NTH / 2 * STEP);
+    return KIND == SIXES ? with_upper<NTH>(halves, codes + 2 * STEP) : halves;
+}
+
+// Adds 16 inputs, times their group's scales.
+template <int KIND, int ROWS, int PANELS>
+INLINE void add_sixteen(
+    const uint8_t *codes, const int8_t *a, Sums (&whole)[ROWS][PANELS], const Scales<PANELS> &scales) {
+#pragma GCC unroll 4
+    for (int p = 0; p < PANELS; p++) {
+        Codes four[4] = {fours_of<KIND, 0>(codes + p * 64), fours_of<KIND, 1>(codes + p * 64),
+                         fours_of<KIND, 2>(codes + p * 64), fours_of<KIND, 3>(codes + p * 64)};
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) {
+#if defined(NARROW_INPUTS)  // of six bits half as many fit
+            for (int half = 0; half < 4; half += 2) {
+                Sums narrow = {};
+                add_narrow(narrow, four[half], splat_inputs(a + 4 * (half * ROWS + r)));
+                add_narrow(narrow, four[half + 1], splat_inputs(a + 4 * ((half + 1) * ROWS + r)));
+                whole[r][p] = add_panel(whole[r][p], narrow, scales, p);
+            }
+#else
+            Sums some = splat_sum(0);
+            for (int i = 0; i < 4; i++)
+                some = add_products<KIND>(some, four[i], splat_inputs(a + 4 * (i * ROWS + r)));
+            whole[r][p] = add_panel(whole[r][p], some, scales, p);
+#endif
+        }
+    }
+}
+
+// Adds a group of inputs, times its scales.
+template <int KIND, int ROWS, int PANELS>
+INLINE void add_group(
+    const uint8_t *codes, const int8_t *a, int length, Sums (&whole)[ROWS][PANELS], const Scales<PANELS> &scales) {
+#if defined(NARROW_INPUTS)
+    if (KIND == HALVES) return add_halves(codes, a, length, whole, scales);
+#endif
+    const int step = KIND == SIXES ? 3 * STEP : 2 * STEP;
+    for (int i = 0; i < length; i += 16, codes += step, a += 16 * ROWS) {
+        if (reads_alone(ROWS, PANELS))
+            for (int part = 0; part < step; part += STEP) ask_ahead(codes + part);
+        add_sixteen<KIND>(codes, a, whole, scales);
+    }
+}
+
+// As `tile`, where groups share scales.
+template <int KIND, int ROWS, int PANELS>
+__attribute__((noinline)) void shared_tile(const Packed *matrix, const uint8_t *strip, int panel, const Rounded &from,
+                                           int row, float *sums, const uint8_t *next, int ask) {
+    const int inputs = matrix->inputs, length = matrix->shared, group = matrix->group, groups = length / group;
+    const int header = shared_header_of(matrix), blocks = inputs / length;
+    const bool has_offsets = matrix->zeros == ZEROS_OFFSETS;
+    const int8_t *a = from.numbers + (int64_t)row * inputs;
+    const float *scales = from.scales + (int64_t)row * blocks;
+    const int32_t *group_sums = from.whole + (int64_t)row * (inputs / group);
+    sums += panel * PANEL;
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < PANELS * VECTORS; v++) store(sums + r * STRIP + v * LANES, (vf){});
+    for (int b = 0; b < blocks; b++, scales += ROWS, group_sums += groups * ROWS) {
+        for (int line = 0; line < ask; line++, next += 64) ask_for(next);
+        const uint16_t *shared = (const uint16_t *)strip + panel * PANEL;
+        const uint8_t *small = strip + (has_offsets ? 4 : 2) * STRIP + panel * PANEL;
+        const uint8_t *less = has_offsets ? small + groups * STRIP : small;  // zero is in the middle: scales are taken
+        const uint16_t *shared_less = has_offsets ? shared + STRIP : shared;
+        if (reads_alone(ROWS, PANELS))
+            for (int at = 0; at < header; at += STEP) ask_ahead(strip + at);
+        strip += header;
+        const float times = has_offsets ? -1.0f : -(float)(1 << (bits_of(KIND) - 1));
+#pragma GCC unroll 4
+        for (int p = 0; p < PANELS; p++) {
+            Sums taken[ROWS];
+            for (int r = 0; r < ROWS; r++) taken[r] = splat_sum(0);
+            for (int g = 0; g < groups; g++) {
+                Small of_group = load_small(less + g * STRIP + p * PANEL);
+#pragma GCC unroll 8
+                for (int r = 0; r < ROWS; r++) taken[r] = add_small(taken[r], of_group, group_sums[g * ROWS + r]);
+            }
+            for (int v = 0; v < VECTORS; v++) {
+                vf scale = load_halves(shared_less + p * PANEL + v * LANES) * times;
+                for (int r = 0; r < ROWS; r++) {
+                    float *to = sums + r * STRIP + p * PANEL + v * LANES;
+                    store(to, load(to) + sum_floats(taken[r], v) * (scale * scales[r]));
+                }
+            }
+        }
+        Sums whole[ROWS][PANELS];
+        for (int r = 0; r < ROWS; r++)
+            for (int p = 0; p < PANELS; p++) whole[r][p] = splat_sum(0);
+        for (int g = 0; g < groups; g++, small += STRIP, a += ROWS * group) {
+            Scales<PANELS> of_group;
+#pragma GCC unroll 4
+            for (int p = 0; p < PANELS; p++) of_group.of[p] = load_small(small + p * PANEL);
+            add_group<KIND>(strip + panel * 4 * PANEL, a, group, whole, of_group);
+            strip += STRIP * group * bits_of(KIND) / 8;
+        }
+#pragma GCC unroll 4
+        for (int p = 0; p < PANELS; p++)
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; v++) {
+                vf scale = load_halves(shared + p * PANEL + v * LANES);
+#pragma GCC unroll 8
+                for (int r = 0; r < ROWS; r++) {
+                    float *to = sums + r * STRIP + p * PANEL + v * LANES;
+                    store(to, load(to) + sum_floats(whole[r][p], v) * (scale * scales[r]));
+                }
+            }
+    }
+}
+
 template <int KIND>
 INLINE void tile_of(int rows, const Packed *matrix, const uint8_t *strip, int panel, const Rounded &from, int row,
                     float *sums, const uint8_t *next, int ask) {
 #define TILE_OF(ROWS)                                                                                                  \
-    case ROWS:                                                                                                         \
-        return tile<KIND, (ROWS < TILE_INPUTS ? ROWS : TILE_INPUTS), panels_at(ROWS)>(matrix, strip, panel, from, row, \
-                                                                                      sums, next, ask);
+    case ROWS: {                                                                                                       \
+        constexpr int some = ROWS < TILE_INPUTS ? ROWS : TILE_INPUTS;                                                  \
+        if constexpr (KIND == HALVES || KIND == SIXES)                                                                 \
+            if (matrix->shared)                                                                                        \
+                return shared_tile<KIND, some, panels_at(ROWS)>(matrix, strip, panel, from, row, sums, next, ask);     \
+        if constexpr (KIND != SIXES)                                                                                   \
+            return tile<KIND, some, panels_at(ROWS)>(matrix, strip, panel, from, row, sums, next, ask);                \
+        return;                                                                                                        \
+    }
     switch (rows) { TILE_OF(1) TILE_OF(2) TILE_OF(3) TILE_OF(4) TILE_OF(5) TILE_OF(6) }
 #undef TILE_OF
 }
@@ -257,6 +414,7 @@ INLINE void strip_sums(int rows, const Packed *matrix, int strip, const Rounded 
         switch (kind_of(matrix)) {
             case BYTES: tile_of<BYTES>(rows, matrix, at, panel, from, row, sums, next, ask); break;
             case HALVES: tile_of<HALVES>(rows, matrix, at, panel, from, row, sums, next, ask); break;
+            case SIXES: tile_of<SIXES>(rows, matrix, at, panel, from, row, sums, next, ask); break;
             default: tile_of<CODES>(rows, matrix, at, panel, from, row, sums, next, ask);
         }
     }

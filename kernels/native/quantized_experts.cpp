@@ -1,4 +1,4 @@
-// A layer of experts in numbers of 4 or 8 bits: each row through its experts, weighted and added up. Compiled once for
+// A layer of experts in numbers of 4, 6 or 8 bits: each row through its experts, weighted and added up. Compiled once for
 // every instruction set. What experts read is rounded once, and so is what is between their matrices.
 #include "experts.h"
 #include "quantized.h"
@@ -23,7 +23,7 @@ template <class T> struct Room {
 Rounded part_of(const Packed *matrix, const Rounded &all, int64_t first) {
     int64_t blocks = matrix->inputs / matrix->input_block, groups = matrix->inputs / matrix->group;
     return {all.numbers + first * matrix->inputs, all.scales + first * blocks, all.starts + first * blocks,
-            all.group_sums + first * groups};
+            all.group_sums + first * groups, all.whole + first * groups};
 }
 
 // Into the place of a pair, all experts' matrices being alike.

@@ -85,15 +85,51 @@ struct Matrix {
     vector<float> row_scales;
     vector<double> values;
 
-    Matrix(Random &random, int outputs, int inputs, int bits, int group, int zeros, bool coded)
+    Matrix(Random &random, int outputs, int inputs, int bits, int group, int zeros, bool coded, int shared = 0)
         : row_scales(outputs), values((int64_t)outputs * inputs) {
         if (coded)
             for (int i = 0; i < 16; i++) table.push_back((uint8_t)(random.below(255) + 1));
         for (float &one : row_scales) one = 0.01f * (float)(1 + random.below(9));
         for (int first = 0; first < outputs; first += 64)
-            for (int at = 0; at < inputs; at += group) add_group(random, first, at, outputs, inputs, bits, group, zeros);
-        int block = group % 32 ? 16 : 32;
-        packed = {bytes.data(), row_scales.data(), coded ? table.data() : nullptr, inputs, outputs, bits, group, zeros, block};
+            for (int at = 0; at < inputs; at += shared ? shared : group) {
+                if (shared)
+                    add_shared(random, first, at, outputs, inputs, bits, group, zeros, shared);
+                else
+                    add_group(random, first, at, outputs, inputs, bits, group, zeros);
+            }
+        int block = shared ? shared : group % 32 ? 16 : 32;
+        packed = {bytes.data(), row_scales.data(), coded ? table.data() : nullptr, inputs, outputs, bits, group, zeros, block, shared};
+    }
+
+    void add_half(float x) {
+        uint16_t half = to_half(x);
+        bytes.push_back((uint8_t)half), bytes.push_back((uint8_t)(half >> 8));
+    }
+
+    // Groups whose scales, and offsets where there are any, are small numbers times what they share.
+    void add_shared(Random &random, int first, int at, int outputs, int inputs, int bits, int group, int zeros, int shared) {
+        const int parts = zeros == ZEROS_OFFSETS ? 2 : 1, groups = shared / group;
+        vector<float> halves(parts * 64);
+        vector<int> small(parts * groups * 64);
+        for (float &one : halves) add_half(one = (float)(random.below(15) - 7) / 64);
+        for (int &one : small) bytes.push_back((uint8_t)(int8_t)(one = random.below(255) - 127));
+        vector<int> numbers(64 * shared);
+        for (int &one : numbers) one = random.below(1 << bits);
+        for (int i = 0; i < shared; i += 16)
+            for (int part = 0; part < (bits == 6 ? 3 : 2); part++)
+                for (int o = 0; o < 64; o++)
+                    for (int k = 0; k < 4; k++) {
+                        const int *of = &numbers[o * shared + i + k];
+                        bytes.push_back((uint8_t)(part == 2 ? of[0] >> 4 | of[4] >> 4 << 2 | of[8] >> 4 << 4 | of[12] >> 4 << 6
+                                                            : (of[8 * part] & 15) | (of[8 * part + 4] & 15) << 4));
+                    }
+        for (int o = 0; o < 64 && first + o < outputs; o++)
+            for (int i = 0; i < shared; i++) {
+                int g = i / group, number = numbers[o * shared + i] - (parts == 1 ? 1 << (bits - 1) : 0);
+                double value = number * (double)halves[o] * small[g * 64 + o];
+                if (parts == 2) value -= (double)halves[64 + o] * small[(groups + g) * 64 + o];
+                values[(int64_t)(first + o) * inputs + at + i] = value * row_scales[first + o];
+            }
     }
 
     void add_group(Random &random, int first, int at, int outputs, int inputs, int bits, int group, int zeros) {
@@ -106,10 +142,7 @@ struct Matrix {
             points[o] = is_there ? random.below(1 << bits) : 0;
         }
         auto add_halves = [&](const float *x) {
-            for (int o = 0; o < 64; o++) {
-                uint16_t half = to_half(x[o]);
-                bytes.push_back((uint8_t)half), bytes.push_back((uint8_t)(half >> 8));
-            }
+            for (int o = 0; o < 64; o++) add_half(x[o]);
         };
         add_halves(scales);
         if (zeros == ZEROS_POINTS) bytes.insert(bytes.end(), points, points + 64);
@@ -148,15 +181,17 @@ struct Matrix {
 };
 
 static void try_products(const InstructionSet *set, bool is_bf16) {
-    struct { int bits, group, zeros; bool coded; } forms[] = {
+    struct { int bits, group, zeros; bool coded; int shared; } forms[] = {
         {4, 32, ZEROS_MIDDLE, false}, {4, 64, ZEROS_POINTS, false}, {4, 32, ZEROS_OFFSETS, false}, {8, 16, ZEROS_MIDDLE, false},
         {8, 32, ZEROS_POINTS, false}, {4, 16, ZEROS_MIDDLE, true},
+        {4, 32, ZEROS_OFFSETS, false, 64}, {4, 16, ZEROS_MIDDLE, false, 128}, {6, 32, ZEROS_OFFSETS, false, 128},
+        {6, 16, ZEROS_MIDDLE, false, 64},
     };
     for (auto &form : forms)
         for (int rows : {1, 2, 3, 5, 6, 13}) {
             Random random = {(uint32_t)rows};
             const int outputs = 70, inputs = 128;
-            Matrix matrix(random, outputs, inputs, form.bits, form.group, form.zeros, form.coded);
+            Matrix matrix(random, outputs, inputs, form.bits, form.group, form.zeros, form.coded, form.shared);
             Floats x(random.many(rows * inputs), is_bf16), other(random.many(rows * outputs), is_bf16);
             Floats bias(random.many(outputs), is_bf16), out(vector<float>(rows * outputs), is_bf16);
             Product product = {x.at(), out.at(), other.at(), bias.at(), nullptr, inputs, outputs, outputs, rows, THEN_ADD, is_bf16};

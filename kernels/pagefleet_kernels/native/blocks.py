@@ -34,11 +34,15 @@ class BlockKind(NamedTuple):
     group: int
     """Numbers that share a scale."""
     zeros: int
+    shared: int = 0
+    """As `LaidOut` has it."""
 
     @property
     def packed_bytes(self) -> int:
         """That a block's numbers and their scales take."""
-        return self.numbers * self.bits // 8 + self.numbers // self.group * (4 if self.zeros == OFFSETS else 2)
+        num_groups, parts = self.numbers // self.group, 2 if self.zeros == OFFSETS else 1
+        scales = num_groups + 2 * (self.numbers // self.shared) if self.shared else 2 * num_groups
+        return self.numbers * self.bits // 8 + parts * scales
 
 
 KINDS = {
@@ -47,9 +51,9 @@ KINDS = {
     "Q5_0": BlockKind(6, 32, 22, 8, 32, MIDDLE),
     "Q5_1": BlockKind(7, 32, 24, 8, 32, OFFSETS),
     "Q8_0": BlockKind(8, 32, 34, 8, 32, MIDDLE),
-    "Q4_K": BlockKind(12, 256, 144, 4, 32, OFFSETS),
-    "Q5_K": BlockKind(13, 256, 176, 8, 32, OFFSETS),
-    "Q6_K": BlockKind(14, 256, 210, 8, 16, MIDDLE),
+    "Q4_K": BlockKind(12, 256, 144, 4, 32, OFFSETS, 256),
+    "Q5_K": BlockKind(13, 256, 176, 6, 32, OFFSETS, 256),
+    "Q6_K": BlockKind(14, 256, 210, 6, 16, MIDDLE, 256),
 }
 """By GGUF's names."""
 
@@ -65,9 +69,9 @@ def decode_blocks(library: Library, kind: BlockKind, blocks_BJ: Tensor, dtype: t
 
 
 def lay_out_blocks(library: Library, kind: BlockKind, bytes_OJ: Tensor) -> LaidOut | None:
-    """The same matrix in 4 or 8 bits, from contiguous rows of uint8; None: a scale is no finite number.
+    """The same matrix in 4, 6 or 8 bits, from contiguous rows of uint8; None: a scale is no finite number.
 
-    What `lay_out` makes of the same numbers, bit for bit.
+    Where no scales are shared, what `lay_out` makes of the same numbers, bit for bit.
     """
     num_outputs, row_bytes = bytes_OJ.shape
     if bytes_OJ.stride(1) != 1 or row_bytes % kind.num_bytes:
@@ -79,7 +83,8 @@ def lay_out_blocks(library: Library, kind: BlockKind, bytes_OJ: Tensor) -> LaidO
     threads = min(torch.get_num_threads(), 1 + bytes_OJ.numel() // _BYTES_PER_THREAD)
     if not library.lay_out_blocks(blocks, packed.data_ptr(), row_scales_O.data_ptr(), threads):
         return None
-    return LaidOut(row_scales_O, packed, num_blocks * kind.numbers, kind.bits, kind.group, kind.zeros)
+    num_inputs = num_blocks * kind.numbers
+    return LaidOut(row_scales_O, packed, num_inputs, kind.bits, kind.group, kind.zeros, shared=kind.shared)
 
 
 def _new_memory(num_bytes: int) -> Tensor:

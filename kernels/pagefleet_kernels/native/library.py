@@ -89,6 +89,7 @@ class Packed(Structure):
         ("group", c_int32),
         ("zeros", c_int32),
         ("input_block", c_int32),
+        ("shared", c_int32),
     )
 
 

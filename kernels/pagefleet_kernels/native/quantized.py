@@ -1,4 +1,4 @@
-"""Products on a CPU with a matrix in numbers of 4 or 8 bits, by inputs that are rounded to 8 bits on the way.
+"""Products on a CPU with a matrix in numbers of 4, 6 or 8 bits, by inputs that are rounded to 8 bits on the way.
 
 Codes of 4 bits stand for numbers of 8: twice those of e2m1, exactly; for bitsandbytes' floats, the nearest.
 
@@ -62,6 +62,8 @@ class LaidOut(NamedTuple):
     """How it has its zeros."""
     table: Tensor | None = None
     """uint8 [16], where numbers are codes."""
+    shared: int = 0
+    """Inputs whose groups share a scale of 16 bits and have their own in 8; 0: groups have theirs in 16."""
 
 
 class PackedProduct(NativeProduct):
@@ -72,7 +74,8 @@ class PackedProduct(NativeProduct):
     def __init__(
         self, library: Library, weights: PackedWeights | CodedWeights | LaidOut, *, input_block: int | None = None
     ) -> None:
-        """Groups as `takes_packed` says. `input_block`: inputs that are rounded together, a divisor of the group.
+        """Groups as `takes_packed` says. `input_block`: inputs that are rounded together, a divisor of the group; where
+        groups share scales, all that do.
 
         Raises:
             UnsupportedShapeError: the kernels do not take such groups, or blocks.
@@ -81,8 +84,8 @@ class PackedProduct(NativeProduct):
             matrix = lay_out_codes(weights)
         else:
             matrix = weights if isinstance(weights, LaidOut) else lay_out(weights)
-        block = input_block or input_block_of(matrix.group)
-        if matrix.group % block or block % STEP:
+        block = matrix.shared or input_block or input_block_of(matrix.group)
+        if not matrix.shared and (matrix.group % block or block % STEP):
             raise UnsupportedShapeError(
                 f"groups of {matrix.group} inputs, {block} rounded together, are not supported: multiples of {STEP} "
                 "that divide each other are"
@@ -102,6 +105,7 @@ class PackedProduct(NativeProduct):
             group=matrix.group,
             zeros=matrix.zeros,
             input_block=block,
+            shared=matrix.shared,
         )
 
     def of(self, kept: Sequence[Tensor]) -> PackedProduct:

@@ -1,4 +1,4 @@
-"""Compiled kernels read blocks as torch does, bit for bit, for every instruction set that this processor has."""
+"""Compiled kernels read blocks as torch does, bit for bit, and multiply by them, for every instruction set that this processor has."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from pagefleet_engine.gguf.blocks import BY_NAME, BlockType
 from pagefleet_engine.layers.quantization.block_slots import SIZES, packed_weights
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.native.blocks import KINDS, decode_blocks, lay_out_blocks
-from pagefleet_kernels.native.quantized import lay_out
+from pagefleet_kernels.native.quantized import (
+    MIDDLE,
+    STRIP,
+    LaidOut,
+    PackedProduct,
+    input_block_of,
+    lay_out,
+    reference_product,
+)
 from pagefleet_kernels.packed_matmul import PackedWeights
 from pagefleet_protocol.model_config import gguf_config
 from pagefleet_protocol.model_config.gguf_header import KINDS as BY_NUMBER
@@ -42,12 +50,12 @@ def _halves_of(kind: BlockType) -> tuple[int, ...]:
     return (0, 2) if kind.name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else (0,)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if not kind.shared])
 @settings(max_examples=examples(12), deadline=None)
 @given(rows=st.integers(1, 140), blocks=st.integers(1, 11), seed=st.integers(0, 99), which=st.integers(0, 9))
 def test_a_matrix_is_laid_out_as_by_torch(name: str, rows: int, blocks: int, seed: int, which: int) -> None:
     kind, library = BY_NAME[name], SETS[which % len(SETS)]
-    stored = random_blocks(kind, rows, blocks if kind.numbers == 32 else 1 + blocks % 3, seed)
+    stored = random_blocks(kind, rows, blocks, seed)
     weights = packed_weights(stored, kind)
     assert isinstance(weights, PackedWeights)
     found, expected = lay_out_blocks(library, KINDS[name], stored), lay_out(weights)
@@ -55,6 +63,61 @@ def test_a_matrix_is_laid_out_as_by_torch(name: str, rows: int, blocks: int, see
     assert found[2:] == expected[2:]
     assert torch.equal(found.row_scales_O.view(torch.int32), expected.row_scales_O.view(torch.int32))
     assert torch.equal(found.packed, expected.packed)
+
+
+SHARED = [name for name, kind in KINDS.items() if kind.shared]
+
+
+def values_of(matrix: LaidOut) -> Tensor:
+    """float32 [O, I] that a matrix stands for whose groups share scales, as quantized.h says that it lies."""
+    num_groups, parts = matrix.shared // matrix.group, 1 if matrix.zeros == MIDDLE else 2
+    num_blocks = matrix.inputs // matrix.shared
+    words = matrix.shared * matrix.bits // 32
+    sizes = [parts * 2 * STRIP, parts * num_groups * STRIP, words * 4 * STRIP]
+    halves, small, numbers = matrix.packed.view(-1, num_blocks, sum(sizes)).split(sizes, 2)
+    shared_SBPO = halves.contiguous().view(torch.float16).view(-1, num_blocks, parts, STRIP).float()
+    small_SBPGO = small.contiguous().view(torch.int8).view(-1, num_blocks, parts, num_groups, STRIP).float()
+    words_SBWOJ = numbers.reshape(-1, num_blocks, words, STRIP, 4)
+    if matrix.bits == 4:
+        fours = torch.stack([words_SBWOJ & 15, words_SBWOJ >> 4], 3)
+    else:
+        first, second, upper = words_SBWOJ.unflatten(2, (-1, 3)).unbind(3)
+        lower = (first & 15, first >> 4, second & 15, second >> 4)
+        fours = torch.stack([part | (upper >> 2 * nth & 3) << 4 for nth, part in enumerate(lower)], 3)
+    codes_SBGKO = fours.flatten(2, 3).transpose(3, 4).reshape(-1, num_blocks, num_groups, matrix.group, STRIP).float()
+    scales_SBPGO = shared_SBPO[:, :, :, None] * small_SBPGO
+    middle = 0 if parts == 2 else 1 << (matrix.bits - 1)
+    values = (codes_SBGKO - middle) * scales_SBPGO[:, :, 0, :, None]
+    if parts == 2:
+        values = values - scales_SBPGO[:, :, 1, :, None]
+    return values.permute(0, 4, 1, 2, 3).reshape(-1, matrix.inputs)[: len(matrix.row_scales_O)]
+
+
+@pytest.mark.parametrize("name", SHARED)
+@settings(max_examples=examples(12), deadline=None)
+@given(rows=st.integers(1, 140), blocks=st.integers(1, 3), seed=st.integers(0, 99), which=st.integers(0, 9))
+def test_nothing_is_lost_where_groups_share_scales(name: str, rows: int, blocks: int, seed: int, which: int) -> None:
+    kind, library = BY_NAME[name], SETS[which % len(SETS)]
+    stored = random_blocks(kind, rows, blocks, seed)
+    found = lay_out_blocks(library, KINDS[name], stored)
+    assert found is not None
+    assert (found.row_scales_O == 1.0).all()
+    assert found.packed.numel() == -(-rows // STRIP) * STRIP * blocks * KINDS[name].packed_bytes
+    assert torch.equal(values_of(found), kind.decode(stored.reshape(-1, kind.num_bytes)).view(rows, -1))
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 13])
+def test_products_are_those_of_rounded_inputs(name: str, rows: int) -> None:
+    kind, ours = BY_NAME[name], KINDS[name]
+    stored = random_blocks(kind, 130, 512 // kind.numbers, 1)
+    weights, x = packed_weights(stored, kind), torch.randn(rows, 512, generator=torch.Generator().manual_seed(rows))
+    expected = reference_product(x, weights, input_block=ours.shared or input_block_of(ours.group))
+    for library in SETS:
+        matrix = lay_out_blocks(library, ours, stored)
+        assert matrix is not None
+        found = PackedProduct(library, matrix)(x)
+        torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -197,7 +197,7 @@ def packed_weights(bytes_OJ: Tensor, kind: BlockType) -> PackedWeights | CodedWe
         UnusableTensorError: a scale is no finite number.
     """
     assert kind.split is not None, "plain numbers have no scales"
-    num_outputs, bits = len(bytes_OJ), SIZES[kind.name].bits
+    num_outputs, bits = len(bytes_OJ), _bits(kind)
     num_inputs = bytes_OJ.shape[1] // kind.num_bytes * kind.numbers
     numbers = torch.empty((num_outputs, num_inputs * bits // 8), dtype=torch.uint8, device=bytes_OJ.device)
     scales, offsets, table = list[Tensor](), list[Tensor](), None
@@ -222,8 +222,13 @@ def packed_weights(bytes_OJ: Tensor, kind: BlockType) -> PackedWeights | CodedWe
     return PackedWeights(numbers, scales_OG, None, bits, group, offsets_OG)
 
 
+def _bits(kind: BlockType) -> int:
+    """That numbers take where no compiled kernel reads them in six."""
+    return 4 if SIZES[kind.name].bits == 4 else 8
+
+
 def _kept_bytes(kind: BlockType, *, native: bool) -> Fraction:
     """For each byte in the file, as compiled kernels have a matrix, or those of a GPU with scales in 32 bits."""
     ours = SIZES[kind.name]
-    kept = ours.packed_bytes if native else kind.numbers * ours.bits // 8 + 4 * kind.numbers // ours.group
+    kept = ours.packed_bytes if native else kind.numbers * _bits(kind) // 8 + 4 * kind.numbers // ours.group
     return Fraction(kept, kind.num_bytes)
