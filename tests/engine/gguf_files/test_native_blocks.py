@@ -1,4 +1,4 @@
-"""Compiled kernels read blocks as torch does, bit for bit, and multiply by them, for every instruction set that this processor has."""
+"""Compiled kernels of every instruction set here read blocks as torch does, bit for bit, and multiply by them."""
 
 from __future__ import annotations
 
