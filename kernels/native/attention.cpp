@@ -16,6 +16,75 @@ const float LOG2_E = 1.44269504f;
 
 INLINE float lowest() { return -__builtin_inff(); }
 
+// Of few queries each number of a key is multiplied where it is: to lay keys out for a product takes longer than that.
+const int FEW_ROWS = 4;
+
+// Asks for rows that come next, of so many numbers.
+template <class T> INLINE void ask_for_row(const T *row, int length) {
+    for (int at = 0; at < length; at += 64 / (int)sizeof(T)) ask_for(row + at);
+}
+
+// Adds LANES units of queries times those of keys; of keys that end before them unless they are `WHOLE`.
+template <class Units, bool WHOLE, class T, int ROWS, int KEYS_NOW>
+INLINE void add_scores(
+    const uint32_t *queries, int depth, const T *const *keys, int at, int length, vf (&sums)[ROWS][KEYS_NOW]) {
+    const int units = LANES * Units::size, from = at * Units::size;
+    vi query[ROWS];
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; r++) memcpy(&query[r], queries + r * depth + at, sizeof query[r]);
+#pragma GCC unroll 16
+    for (int k = 0; k < KEYS_NOW; k++) {
+        vi key = units_of<Units>(keys[k] + from, WHOLE ? units : length - from);
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; r++) sums[r][k] = Units::dot(sums[r][k], query[r], key);
+    }
+}
+
+// scores [ROWS, LANES] of some queries, as units, with LANES keys.
+template <class Units, class T, int ROWS>
+INLINE void few_scores(
+    const uint32_t *queries, int depth, const T *const *keys, const T *const *next, int length, float *scores) {
+    const int AT_ONCE = LANES / (ROWS == 3 ? 4 : ROWS);  // keys, whose sums are in registers
+    vi sums[ROWS][LANES];
+    for (int k = 0; k < LANES; k += AT_ONCE) {
+        vf some[ROWS][AT_ONCE] = {};
+        for (int i = 0; i < AT_ONCE; i++) ask_for_row(next[k + i], length);
+        int at = 0;
+        for (; (at + LANES) * Units::size <= length; at += LANES)
+            add_scores<Units, true>(queries, depth, keys + k, at, length, some);
+        if (at < depth) add_scores<Units, false>(queries, depth, keys + k, at, length, some);
+        for (int r = 0; r < ROWS; r++)
+            for (int i = 0; i < AT_ONCE; i++) sums[r][k + i] = (vi)some[r][i];
+    }
+    for (int r = 0; r < ROWS; r++) {
+        transpose(sums[r]);
+        vf parts[4] = {};
+        for (int i = 0; i < LANES; i++) parts[i % 4] += (vf)sums[r][i];
+        store(scores + r * KEYS, (parts[0] + parts[1]) + (parts[2] + parts[3]));
+    }
+}
+
+// sums [ROWS, width] += weights [ROWS, keys] values, of VECTORS vectors of a head, of which all is there if they are `WHOLE`.
+template <bool WHOLE, int ROWS, int VECTORS, class T>
+INLINE void few_sums(const float *weights, const T *const *values, const T *const *next, int columns, int at, int length,
+                     float *sums, int width) {
+    vf some[ROWS][VECTORS];
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECTORS; v++) some[r][v] = load(sums + r * width + at + v * LANES);
+    for (int t = 0; t < columns; t++) {
+        if (at == 0) ask_for_row(next[t], length);
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++) {
+            int from = at + v * LANES;
+            vf value = load_some(values[t] + from, WHOLE ? LANES : length - from);
+#pragma GCC unroll 4
+            for (int r = 0; r < ROWS; r++) some[r][v] += weights[r * KEYS + t] * value;
+        }
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECTORS; v++) store(sums + r * width + at + v * LANES, some[r][v]);
+}
+
 // One thread's memory, as offsets in units of four bytes.
 struct Room {
     int queries, scores, sums, keys, values, top, total, rest;  // `total`: of exponentials
@@ -83,28 +152,71 @@ template <class T> struct Tile {
         memset(floats(room.sums), 0, sizeof(float) * rows * room.width);
     }
 
-    void run(const T *zeros) {
+    // Finds the first keys, which whoever comes next to this tile is to ask for.
+    void find_first(const T **keys, const T **values, const T *zeros) {
+        int count = task.key_end - task.key_begin < KEYS ? task.key_end - task.key_begin : KEYS;
+        find(task.key_begin, count, keys, values, zeros);
+    }
+
+    // `find_more` finds what probably comes after this tile. While some keys are looked at, those after them are asked for.
+    template <class FindMore> void run(const T *zeros, const FindMore &find_more) {
         const T *keys[2][KEYS], *values[2][KEYS];
+        for (int t = 0; t < KEYS; t++) keys[1][t] = values[1][t] = zeros;  // where fewer come next
         int now = 0;
         int count = task.key_end - task.key_begin < KEYS ? task.key_end - task.key_begin : KEYS;
         find(task.key_begin, count, keys[0], values[0], zeros);
         for (int first = task.key_begin; first < task.key_end; now ^= 1) {
             int next = first + count, next_count = task.key_end - next < KEYS ? task.key_end - next : KEYS;
-            if (next_count > 0) find(next, next_count, keys[now ^ 1], values[now ^ 1], zeros);
-            int columns = rounded_up(count, LANES), then = next_count == count ? now ^ 1 : now;
+            if (next_count > 0)
+                find(next, next_count, keys[now ^ 1], values[now ^ 1], zeros);
+            else
+                find_more(keys[now ^ 1], values[now ^ 1]);
+            int columns = rounded_up(count, LANES), then = now ^ 1;
+            if (rows <= FEW_ROWS) {
+                run_few(keys[now], values[now], keys[then], values[then], first, count);
+                first = next;
+                count = next_count;
+                continue;
+            }
             for (int t = 0; t < columns; t += LANES)
                 lay_out_keys<Units>(keys[now] + t, keys[then] + t, layer->head_dim, memory + room.keys + t, KEYS);
             product<Units>(memory + room.queries, room.depth, Whole{memory + room.keys, KEYS}, room.depth,
                            floats(room.scores), KEYS, rows, columns, false);
-            for (int r = 0; r < rows; r++) weigh(r, first, count);
+            for (int r = 0; r < rows; r++) weigh<Units>(r, first, count);
             add_values(values[now], values[then], columns);
             first = next;
             count = next_count;
         }
     }
 
+    void run_few(const T *const *keys, const T *const *values, const T *const *next_keys, const T *const *next_values,
+                 int first, int count) {
+        switch (rows) {
+            case 1: return run_rows<1>(keys, values, next_keys, next_values, first, count);
+            case 2: return run_rows<2>(keys, values, next_keys, next_values, first, count);
+            case 3: return run_rows<3>(keys, values, next_keys, next_values, first, count);
+            default: return run_rows<4>(keys, values, next_keys, next_values, first, count);
+        }
+    }
+
+    template <int ROWS>
+    void run_rows(const T *const *keys, const T *const *values, const T *const *next_keys, const T *const *next_values,
+                  int first, int count) {
+        const int VECTORS = ROWS == 1 ? 8 : 4, length = layer->head_dim, columns = rounded_up(count, LANES);
+        float *scores = floats(room.scores), *sums = floats(room.sums);
+        for (int t = 0; t < columns; t += LANES)
+            few_scores<Units, T, ROWS>(
+                memory + room.queries, room.depth, keys + t, next_keys + t, length, scores + t);
+        for (int r = 0; r < ROWS; r++) weigh<Singles>(r, first, count);
+        int at = 0;
+        for (; at + VECTORS * LANES <= length; at += VECTORS * LANES)
+            few_sums<true, ROWS, VECTORS>(scores, values, next_values, columns, at, length, sums, room.width);
+        for (; at < length; at += LANES)
+            few_sums<false, ROWS, 1>(scores, values, next_values, columns, at, length, sums, room.width);
+    }
+
     // Scores of a row become weights; its sums so far are scaled to the new maximum.
-    void weigh(int r, int first, int count) {
+    template <class As> void weigh(int r, int first, int count) {
         float *scores = floats(room.scores) + r * KEYS;
         int position = first_position + r / layer->group, of_head = head * layer->group + r % layer->group;
         int low = first_seen(layer->window, layer->chunk, position) - first, high = position + 1 - first;
@@ -143,7 +255,7 @@ template <class T> struct Tile {
         for (int t = 0; t < columns; t += LANES) {
             vf p = exp2_of(load(scores + t) - base);
             sum = sum + p;
-            lay_out_weights(Units(), scores, t, p);
+            lay_out_weights(As(), scores, t, p);
         }
         if (reached > old) {
             float kept = old == lowest() ? 0.0f : exp2_of(splat(old - base))[0];
@@ -233,13 +345,19 @@ void attend_tasks(const Layer *layer, const Step *step, const Plan *plan, const 
                   T *out, uint32_t *memory, int32_t *next) {
     static const T zeros[1024] = {};
     int all = plan->num_tasks * layer->kv_heads;
+    auto find_more = [&](const T **keys, const T **values) {
+        int index = __atomic_load_n(next, __ATOMIC_RELAXED);
+        if (index >= all) return;
+        const Task &task = plan->tasks[index / layer->kv_heads];
+        Tile<T>(layer, step, task, index % layer->kv_heads, memory).find_first(keys, values, zeros);
+    };
     for (;;) {
         int index = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);
         if (index >= all) return;
         const Task &task = plan->tasks[index / layer->kv_heads];
         Tile<T> tile(layer, step, task, index % layer->kv_heads, memory);
         tile.begin(q, q_token, q_head);
-        tile.run(zeros);
+        tile.run(zeros, find_more);
         if (task.slot >= 0) {
             tile.leave(plan->partials);
             int32_t *counter = plan->counters + task.tile * layer->kv_heads + tile.head;

@@ -315,7 +315,7 @@ INLINE vf load_halves(const uint16_t *p) {
 #else
     vh h;
     memcpy(&h, p, sizeof h);
-    vu bits = __builtin_convertvector(h, vu);
+    vu bits = wide(h);
     vf size = (vf)((bits & 0x7fffu) << 13) * 0x1p112f;
     return (vf)((vu)size | (bits & 0x8000u) << 16);
 #endif
@@ -327,7 +327,26 @@ typedef int8_t vs __attribute__((vector_size(LANES)));
 INLINE vf load_bytes(const uint8_t *p) {
     vb bytes;
     memcpy(&bytes, p, sizeof bytes);
+#if defined(__AVX512F__)
+    return __builtin_convertvector((vi)_mm512_cvtepu8_epi32((__m128i)bytes), vf);
+#elif defined(__AVX2__)
+    return __builtin_convertvector((vi)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)bytes)), vf);
+#else
     return __builtin_convertvector(__builtin_convertvector(bytes, vi), vf);
+#endif
+}
+
+// Of numbers that fit.
+INLINE vs to_bytes(vi x) {
+#if defined(__AVX512F__)
+    return (vs)_mm512_cvtepi32_epi8((__m512i)x);
+#elif defined(__AVX2__)
+    __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32((__m256i)x, (__m256i)x), _mm256_setzero_si256());
+    bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 0, 0, 0, 0, 0, 0));
+    return (vs)_mm_cvtsi128_si64(_mm256_castsi256_si128(bytes));
+#else
+    return __builtin_convertvector(x, vs);
+#endif
 }
 
 }  // namespace

@@ -13,6 +13,7 @@ struct Singles {
     static const int size = 1;
     INLINE vf madd(vf sum, const uint32_t *a, Vector b) { return sum + bits_float(*a) * b; }
     INLINE Vector fetch(const uint32_t *p) { return load((const float *)p); }
+    INLINE vf dot(vf sum, vi a, vi b) { return sum + (vf)a * (vf)b; }
 };
 
 #if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
@@ -27,6 +28,7 @@ struct Pairs {
         return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32((int)*a), (__m512bh)b);
     }
     INLINE Vector fetch(const uint32_t *p) { return _mm512_loadu_si512(p); }
+    INLINE vf dot(vf sum, vi a, vi b) { return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b); }
 };
 #elif defined(HAS_PAIRS)
 struct Pairs {
@@ -36,6 +38,7 @@ struct Pairs {
         return (vf)vbfdotq_f32((float32x4_t)sum, vreinterpretq_bf16_u32(vdupq_n_u32(*a)), b);
     }
     INLINE Vector fetch(const uint32_t *p) { return vreinterpretq_bf16_u32(vld1q_u32(p)); }
+    INLINE vf dot(vf sum, vi a, vi b) { return (vf)vbfdotq_f32((float32x4_t)sum, (bfloat16x8_t)a, (bfloat16x8_t)b); }
 };
 #endif
 

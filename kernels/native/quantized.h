@@ -84,7 +84,7 @@ template <class T> INLINE int32_t round_some(const T *x, int length, float by, i
         q = choose(q < -127.0f, splat(-127.0f), q);
         vi whole = (vi)(q + shift) - (int32_t)float_bits(shift);
         sums += whole;
-        vs bytes = __builtin_convertvector(whole, vs);
+        vs bytes = to_bytes(whole);
         for (int i = 0; i < LANES; i += 4, numbers += 4 * beside) memcpy(numbers, (const int8_t *)&bytes + i, 4);
     }
     int32_t sum = 0;

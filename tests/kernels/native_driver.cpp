@@ -326,8 +326,8 @@ static void try_experts(const InstructionSet *set, bool is_bf16) {
     compare(set, "experts", out, expected, is_bf16 ? 2e-2 : 2e-5);
 }
 
-static void try_attention(const InstructionSet *set, bool is_bf16, int head_dim, int window, float softcap, bool sinks) {
-    const int kv_heads = 2, group = 3, heads = kv_heads * group, block_size = 16, num_blocks = 70;
+static void try_attention(const InstructionSet *set, bool is_bf16, int head_dim, int window, float softcap, bool sinks, int group) {
+    const int kv_heads = 2, heads = kv_heads * group, block_size = 16, num_blocks = 70;
     Random random = {(uint32_t)head_dim};
     int64_t head_stride = block_size * head_dim, block_stride = 2 * kv_heads * head_stride;
     Floats pages(random.many(num_blocks * block_stride), is_bf16);
@@ -373,7 +373,7 @@ static void try_attention(const InstructionSet *set, bool is_bf16, int head_dim,
                         expected[((int64_t)t * heads + h) * head_dim + i] +=
                             weights[k - first] / total * pages.plain[key(k) + kv_heads * head_stride + i];
             }
-    compare(set, "attention, heads of " + std::to_string(head_dim), out, expected, is_bf16 ? 2e-2 : 5e-5);
+    compare(set, "attention, " + std::to_string(group) + " heads of " + std::to_string(head_dim), out, expected, is_bf16 ? 2e-2 : 5e-5);
 }
 
 static void try_layers(const InstructionSet *set, bool is_bf16) {
@@ -411,8 +411,10 @@ int main() {
             try_dense(set, is_bf16);
             try_rounded_experts(set, is_bf16);
             try_experts(set, is_bf16);
-            try_attention(set, is_bf16, 64, 0, 0, false);
-            try_attention(set, is_bf16, 40, 100, 5, true);
+            for (int group : {1, 2, 3, 4, 8}) {
+                try_attention(set, is_bf16, 64, 0, 0, false, group);
+                try_attention(set, is_bf16, 40, 100, 5, true, group);
+            }
             try_layers(set, is_bf16);
         }
         printf("%s ", set->name);
