@@ -102,6 +102,8 @@ int64_t NAMED(dense_room, ISA)(const Dense *matrix, int32_t rows) {
 }
 
 void NAMED(run_dense, ISA)(const Dense *matrix, const Product *product, char *memory, int32_t threads) {
+    alignas(64) char own[OWN_ROOM];
+    if (!memory) memory = own;
     if (matrix->is_bf16)
         run<bf16>(matrix, product, memory, threads);
     else

@@ -158,6 +158,8 @@ struct Routed {
     int32_t num_rows, top_k;
 };
 
+const int OWN_ROOM = 1 << 15;  // bytes of products that take memory of their own where they are given none
+
 // The kernels for one instruction set; memory is the caller's, of so many bytes, attention's in units of four.
 struct InstructionSet {
     const char *name;

@@ -57,6 +57,8 @@ int64_t NAMED(product_room, ISA)(const Packed *matrix, int32_t rows) {
 }
 
 void NAMED(run_product, ISA)(const Packed *matrix, const Product *product, char *memory, int32_t threads) {
+    alignas(64) char own[OWN_ROOM];
+    if (!memory) memory = own;
     if (product->is_bf16)
         run<bf16>(matrix, product, memory, threads);
     else

@@ -48,8 +48,10 @@ class DenseProduct(NativeProduct):
         self._packed, self._matrix = lay_out_dense(library, weight_OI)
         super().__init__(self._matrix.inputs, self._matrix.outputs)
 
-    def _run(self, product: Product, threads: int) -> None:
+    def _room(self, num_rows: int) -> int:
+        return self._library.dense_room(self._matrix, num_rows)
+
+    def _run(self, product: Product, memory: int | None, threads: int) -> None:
         if product.is_bf16 != self._matrix.is_bf16:
             raise UnsupportedShapeError("inputs are of another type than the matrix")
-        memory = torch.empty(self._library.dense_room(self._matrix, product.rows), dtype=torch.uint8)
-        self._library.run_dense(byref(self._matrix), byref(product), memory.data_ptr(), threads)
+        self._library.run_dense(byref(self._matrix), byref(product), memory, threads)

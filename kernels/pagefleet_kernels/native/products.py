@@ -20,6 +20,8 @@ Then = Literal["nothing", "add", "multiply", "silu", "gelu_tanh", "relu"]
 _THEN: Mapping[Then, int] = {"nothing": 0, "add": 1, "multiply": 2, "silu": 3, "gelu_tanh": 4, "relu": 5}
 ACTIVATIONS: tuple[Then, ...] = ("silu", "gelu_tanh", "relu")
 
+OWN_ROOM = 1 << 15
+"""Bytes that a kernel has on its stack, where it is given no memory; see kernels.h."""
 _WORTH_A_THREAD = 1 << 18
 """Products of two numbers that one thread computes sooner than another wakes."""
 
@@ -27,10 +29,12 @@ _WORTH_A_THREAD = 1 << 18
 class NativeProduct(ABC):
     """Multiplies by one matrix [O, I]; sums are float32."""
 
-    __slots__ = ("_inputs", "_outputs")
+    __slots__ = ("_inputs", "_outputs", "_room_of_row")
 
     def __init__(self, inputs: int, outputs: int) -> None:
+        """Called when the matrix is there."""
         self._inputs, self._outputs = inputs, outputs
+        self._room_of_row = self._room(1)
 
     def __call__(
         self,
@@ -58,22 +62,32 @@ class NativeProduct(ABC):
             return out_TO
         bias_O = None if bias_O is None else bias_O.to(x_TI.dtype).contiguous()
         scales_T = None if scales_T is None else scales_T.to(torch.float32).contiguous()
+        one = num_rows == 1  # in decoding each call of torch counts
         product = Product(  # its fields in order, as names take longer
             x_TI.data_ptr(),
             out_TO.data_ptr(),
             None if other_TO is None else other_TO.data_ptr(),
             None if bias_O is None else bias_O.data_ptr(),
             None if scales_T is None else scales_T.data_ptr(),
-            x_TI.stride(0),
-            out_TO.stride(0),
-            0 if other_TO is None else other_TO.stride(0),
+            0 if one else x_TI.stride(0),
+            0 if one else out_TO.stride(0),
+            0 if one or other_TO is None else other_TO.stride(0),
             num_rows,
             _THEN[then],
             x_TI.dtype == torch.bfloat16,
         )
         work = num_rows * self._inputs * self._outputs
-        self._run(product, min(torch.get_num_threads(), 1 + work // _WORTH_A_THREAD))
+        threads = min(torch.get_num_threads(), 1 + work // _WORTH_A_THREAD)
+        if one and self._room_of_row <= OWN_ROOM:
+            self._run(product, None, threads)
+        else:
+            memory = torch.empty(self._room(num_rows), dtype=torch.uint8)
+            self._run(product, memory.data_ptr(), threads)
         return out_TO
 
     @abstractmethod
-    def _run(self, product: Product, threads: int) -> None: ...
+    def _room(self, num_rows: int) -> int:
+        """Return the bytes that a product of so many rows needs meanwhile."""
+
+    @abstractmethod
+    def _run(self, product: Product, memory: int | None, threads: int) -> None: ...

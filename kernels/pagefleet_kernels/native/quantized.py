@@ -90,7 +90,6 @@ class PackedProduct(NativeProduct):
                 f"groups of {matrix.group} inputs, {block} rounded together, are not supported: multiples of {STEP} "
                 "that divide each other are"
             )
-        super().__init__(matrix.inputs, len(matrix.row_scales_O))
         self._library = library
         kept = (matrix.packed, matrix.row_scales_O)
         self.kept: tuple[Tensor, ...] = kept if matrix.table is None else (*kept, matrix.table)
@@ -107,6 +106,7 @@ class PackedProduct(NativeProduct):
             input_block=block,
             shared=matrix.shared,
         )
+        super().__init__(matrix.inputs, len(matrix.row_scales_O))
 
     def of(self, kept: Sequence[Tensor]) -> PackedProduct:
         """A product like this one, of what another `kept`."""
@@ -121,9 +121,11 @@ class PackedProduct(NativeProduct):
         """That the matrix takes."""
         return sum(part.nbytes for part in self.kept)
 
-    def _run(self, product: Product, threads: int) -> None:
-        memory = torch.empty(self._library.product_room(self.matrix, product.rows), dtype=torch.uint8)
-        self._library.run_product(byref(self.matrix), byref(product), memory.data_ptr(), threads)
+    def _room(self, num_rows: int) -> int:
+        return self._library.product_room(self.matrix, num_rows)
+
+    def _run(self, product: Product, memory: int | None, threads: int) -> None:
+        self._library.run_product(byref(self.matrix), byref(product), memory, threads)
 
 
 def input_block_of(group: int) -> int:
