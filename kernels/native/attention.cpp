@@ -152,18 +152,13 @@ template <class T> struct Tile {
         memset(floats(room.sums), 0, sizeof(float) * rows * room.width);
     }
 
-    // Finds the first keys, which whoever comes next to this tile is to ask for.
-    void find_first(const T **keys, const T **values, const T *zeros) {
-        int count = task.key_end - task.key_begin < KEYS ? task.key_end - task.key_begin : KEYS;
-        find(task.key_begin, count, keys, values, zeros);
-    }
+    int first_count() { return task.key_end - task.key_begin < KEYS ? task.key_end - task.key_begin : KEYS; }
 
     // `find_more` finds what probably comes after this tile. While some keys are looked at, those after them are asked for.
     template <class FindMore> void run(const T *zeros, const FindMore &find_more) {
         const T *keys[2][KEYS], *values[2][KEYS];
         for (int t = 0; t < KEYS; t++) keys[1][t] = values[1][t] = zeros;  // where fewer come next
-        int now = 0;
-        int count = task.key_end - task.key_begin < KEYS ? task.key_end - task.key_begin : KEYS;
+        int now = 0, count = first_count();
         find(task.key_begin, count, keys[0], values[0], zeros);
         for (int first = task.key_begin; first < task.key_end; now ^= 1) {
             int next = first + count, next_count = task.key_end - next < KEYS ? task.key_end - next : KEYS;
@@ -171,22 +166,25 @@ template <class T> struct Tile {
                 find(next, next_count, keys[now ^ 1], values[now ^ 1], zeros);
             else
                 find_more(keys[now ^ 1], values[now ^ 1]);
-            int columns = rounded_up(count, LANES), then = now ^ 1;
-            if (rows <= FEW_ROWS) {
+            int then = now ^ 1;
+            if (rows <= FEW_ROWS)
                 run_few(keys[now], values[now], keys[then], values[then], first, count);
-                first = next;
-                count = next_count;
-                continue;
-            }
-            for (int t = 0; t < columns; t += LANES)
-                lay_out_keys<Units>(keys[now] + t, keys[then] + t, layer->head_dim, memory + room.keys + t, KEYS);
-            product<Units>(memory + room.queries, room.depth, Whole{memory + room.keys, KEYS}, room.depth,
-                           floats(room.scores), KEYS, rows, columns, false);
-            for (int r = 0; r < rows; r++) weigh<Units>(r, first, count);
-            add_values(values[now], values[then], columns);
+            else
+                run_many(keys[now], values[now], keys[then], values[then], first, count);
             first = next;
             count = next_count;
         }
+    }
+
+    void run_many(const T *const *keys, const T *const *values, const T *const *next_keys, const T *const *next_values,
+                  int first, int count) {
+        int columns = rounded_up(count, LANES);
+        for (int t = 0; t < columns; t += LANES)
+            lay_out_keys<Units>(keys + t, next_keys + t, layer->head_dim, memory + room.keys + t, KEYS);
+        product<Units>(memory + room.queries, room.depth, Whole{memory + room.keys, KEYS}, room.depth,
+                       floats(room.scores), KEYS, rows, columns, false);
+        for (int r = 0; r < rows; r++) weigh<Units>(r, first, count);
+        add_values(values, next_values, columns);
     }
 
     void run_few(const T *const *keys, const T *const *values, const T *const *next_keys, const T *const *next_values,
@@ -349,7 +347,8 @@ void attend_tasks(const Layer *layer, const Step *step, const Plan *plan, const 
         int index = __atomic_load_n(next, __ATOMIC_RELAXED);
         if (index >= all) return;
         const Task &task = plan->tasks[index / layer->kv_heads];
-        Tile<T>(layer, step, task, index % layer->kv_heads, memory).find_first(keys, values, zeros);
+        Tile<T> tile(layer, step, task, index % layer->kv_heads, memory);
+        tile.find(task.key_begin, tile.first_count(), keys, values, zeros);
     };
     for (;;) {
         int index = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);

@@ -49,7 +49,7 @@ class DenseProduct(NativeProduct):
         super().__init__(self._matrix.inputs, self._matrix.outputs)
 
     def _room(self, num_rows: int) -> int:
-        return self._library.dense_room(self._matrix, num_rows)
+        return int(self._library.dense_room(self._matrix, num_rows))
 
     def _run(self, product: Product, memory: int | None, threads: int) -> None:
         if product.is_bf16 != self._matrix.is_bf16:

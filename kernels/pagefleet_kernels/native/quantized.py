@@ -122,7 +122,7 @@ class PackedProduct(NativeProduct):
         return sum(part.nbytes for part in self.kept)
 
     def _room(self, num_rows: int) -> int:
-        return self._library.product_room(self.matrix, num_rows)
+        return int(self._library.product_room(self.matrix, num_rows))
 
     def _run(self, product: Product, memory: int | None, threads: int) -> None:
         self._library.run_product(byref(self.matrix), byref(product), memory, threads)

@@ -74,14 +74,14 @@ def values_of(matrix: LaidOut) -> Tensor:
     num_blocks = matrix.inputs // matrix.shared
     words = matrix.shared * matrix.bits // 32
     sizes = [parts * 2 * STRIP, parts * num_groups * STRIP, words * 4 * STRIP]
-    halves, small, numbers = matrix.packed.view(-1, num_blocks, sum(sizes)).split(sizes, 2)
+    halves, small, numbers = torch.split(matrix.packed.view(-1, num_blocks, sum(sizes)), sizes, 2)
     shared_SBPO = halves.contiguous().view(torch.float16).view(-1, num_blocks, parts, STRIP).float()
     small_SBPGO = small.contiguous().view(torch.int8).view(-1, num_blocks, parts, num_groups, STRIP).float()
     words_SBWOJ = numbers.reshape(-1, num_blocks, words, STRIP, 4)
     if matrix.bits == 4:
         fours = torch.stack([words_SBWOJ & 15, words_SBWOJ >> 4], 3)
     else:
-        first, second, upper = words_SBWOJ.unflatten(2, (-1, 3)).unbind(3)
+        first, second, upper = words_SBWOJ.view(-1, num_blocks, words // 3, 3, STRIP, 4).unbind(3)
         lower = (first & 15, first >> 4, second & 15, second >> 4)
         fours = torch.stack([part | (upper >> 2 * nth & 3) << 4 for nth, part in enumerate(lower)], 3)
     codes_SBGKO = fours.flatten(2, 3).transpose(3, 4).reshape(-1, num_blocks, num_groups, matrix.group, STRIP).float()
