@@ -77,7 +77,7 @@ def models_table() -> str:
 
 def has_gguf(kind: str) -> bool:
     try:
-        return our_tensors(kind, "blk.0.attn_q.weight", 1) is not None
+        return our_tensors(kind, "blk.0.attn_q.weight", 1, tied=False) is not None
     except KeyError:
         return False
 

@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 from pagefleet_download.manifest import streamed_from
+from pagefleet_protocol.model_config.gguf_names import HEAD
 from torch import Tensor
 
 from pagefleet_engine.config import STREAMED, DType, LoadFormat
 from pagefleet_engine.errors import ModelLoadError
-from pagefleet_engine.layers.quantization.form import describe_forms
-from pagefleet_engine.layers.quantization_scheme import STORAGE
+from pagefleet_engine.layers.quantization.form import Form, block_form_on, describe_forms
+from pagefleet_engine.layers.quantization_scheme import STORAGE, BlockScheme
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.checkpoint import TensorFile, TensorSource
 from pagefleet_engine.loader.memory import check_memory, free_bytes, weight_bytes
@@ -95,6 +96,8 @@ def load_model(
         ModelLoadError: the weights are missing, damaged, of another model, or do not fit in memory.
     """
     placement = replace(placement, quantization=arch.quantization)
+    if arch.tie_word_embeddings and _keeps_blocks_of_head(arch, placement):
+        arch = replace(arch, tie_word_embeddings=False)
     if arch.quantization is not None:
         experts = () if arch.experts is None else (arch.experts.intermediate_size,)
         widths = (arch.hidden_size, arch.intermediate_size, arch.num_heads * arch.head_dim, *experts)
@@ -115,6 +118,12 @@ def load_model(
                 folder, destinations, arch.tie_word_embeddings, count, names, Reading(files, native=placement.native)
             )
     return model
+
+
+def _keeps_blocks_of_head(arch: ModelArch, placement: Placement) -> bool:
+    """Whether a head that is the embedding is a matrix of its own, in a file's blocks: each step reads all of it."""
+    scheme = None if arch.quantization is None else arch.quantization.scheme((HEAD,))
+    return isinstance(scheme, BlockScheme) and block_form_on(scheme, placement)[0] is Form.NATIVE
 
 
 @contextmanager

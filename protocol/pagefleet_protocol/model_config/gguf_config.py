@@ -54,6 +54,7 @@ KEPT: Mapping[str, tuple[int, int | None]] = {
 _MOST_EXPERTS = 1 << 12
 _MAY_HAVE_BIASES = ("llama", "granite", "granitemoe", "cohere", "olmo2", "olmoe", "glm4_moe")
 _ROTATE_IN_PART = ("phi3", "glm4_moe")
+_EMBEDDING = "token_embd.weight"
 _TYPES = {"F32": "float32", "F16": "float16"}
 
 
@@ -100,6 +101,11 @@ def num_experts(model: GgufModel) -> int:
     return count
 
 
+def is_tied(model: GgufModel) -> bool:
+    """Whether the head is the embedding."""
+    return "output.weight" not in model.tensors
+
+
 def hf_config(model: GgufModel, factors: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """The configuration as Hugging Face spells it.
 
@@ -108,7 +114,7 @@ def hf_config(model: GgufModel, factors: Mapping[str, Sequence[float]]) -> dict[
     Raises:
         ModelConfigError: something is missing, or the model is of a kind that is not run.
     """
-    fields, kind, embedding = GgufFields(model), model_kind(model), model.tensors.get("token_embd.weight")
+    fields, kind, embedding = GgufFields(model), model_kind(model), model.tensors.get(_EMBEDDING)
     if embedding is None:
         raise ModelConfigError(f"{fields.source} has no token_embd.weight, as every model has: download it again")
     first = model.tensors.get("blk.0.attn_output.weight")
@@ -124,7 +130,7 @@ def hf_config(model: GgufModel, factors: Mapping[str, Sequence[float]]) -> dict[
         "head_dim": head_dim(model),
         "max_position_embeddings": fields.count("context_length"),
         "rope_theta": fields.number("rope.freq_base", 10_000.0),
-        "tie_word_embeddings": "output.weight" not in model.tensors,
+        "tie_word_embeddings": is_tied(model),
         "attention_bias": kind in _MAY_HAVE_BIASES and "blk.0.attn_q.bias" in model.tensors,
         "torch_dtype": "bfloat16" if first is None else _TYPES.get(first.type.name, "bfloat16"),
     }
@@ -147,9 +153,10 @@ def _quantized(kind: str, model: GgufModel) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     stacks: dict[str, list[str]] = {}
     for name, tensor in model.tensors.items():
-        if tensor.type.numbers == 1 or len(tensor.shape) < 2 or name == "token_embd.weight":
+        if tensor.type.numbers == 1 or len(tensor.shape) < 2:
             continue
-        for ours in our_tensors(kind, name, 1) or ():  # the first expert stands for all
+        found_there = our_tensors(kind, name, 1, tied=is_tied(model)) or ()  # the first expert stands for all
+        for ours in found_there[1:] if name == _EMBEDDING else found_there:
             layer = ours.name.rpartition(".")[0]
             if ours.expert is None:
                 found.setdefault(tensor.type.name, []).append(layer)
@@ -195,14 +202,17 @@ def _rope_scaling(fields: GgufFields, length: int, factors: Mapping[str, Sequenc
 def kept_bytes(model: GgufModel) -> tuple[int, int]:
     """What the weights take on a CPU and on a GPU, in a type of two bytes where they are not kept in few bits.
 
+    A head that is the embedding is kept a second time on a CPU, which reads it whole in each step.
     A lower bound: a GPU keeps projections that are computed as one in few bits only where all of them can be.
     """
     on_cpu = on_gpu = 0
     for name, tensor in model.tensors.items():
         count, own = math.prod(tensor.shape), KEPT.get(tensor.type.name)
-        is_matrix = len(tensor.shape) > 1 and name != "token_embd.weight"
-        cpu, gpu = own if own is not None and is_matrix else (None, None)
         blocks = count // tensor.type.numbers
+        if name == _EMBEDDING and is_tied(model):
+            on_cpu += blocks * own[0] if own is not None else 2 * count
+        is_matrix = len(tensor.shape) > 1 and name != _EMBEDDING
+        cpu, gpu = own if own is not None and is_matrix else (None, None)
         on_cpu += blocks * cpu if cpu is not None else 2 * count
         on_gpu += blocks * gpu if gpu is not None else 2 * count
     return on_cpu, on_gpu

@@ -6,7 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-_OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+HEAD = "lm_head"
+"""Our name."""
+_OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": HEAD}
 _LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -108,10 +110,10 @@ class OurTensor(NamedTuple):
     """A matrix of one row, which the file may have as a vector."""
 
 
-def our_tensors(model_type: str, name: str, num_experts: int) -> list[OurTensor] | None:
+def our_tensors(model_type: str, name: str, num_experts: int, *, tied: bool) -> list[OurTensor] | None:
     """What the tensor `name` of a model of the kind is here, nothing where it is no weight; None: its name is unknown.
 
-    A stack of experts is `num_experts` of them.
+    A stack of experts is `num_experts` of them; the embedding is the head too where they are `tied`.
     llama.cpp rotates neighbours of Llama's and Granite's heads, and so its files have them side by side; and norms of
     Gemma with the one in them that a checkpoint leaves out.
     """
@@ -133,4 +135,5 @@ def our_tensors(model_type: str, name: str, num_experts: int) -> list[OurTensor]
         return [OurTensor(full.format(expert), expert) for expert in range(num_experts)]
     in_turns = model_type in _IN_TURNS and part in ("attn_q", "attn_k")
     less_one = model_type.startswith("gemma") and "norm" in part
-    return [OurTensor(full, None, in_turns, less_one, part == "ffn_gate_inp_shexp")]
+    own = OurTensor(full, None, in_turns, less_one, part == "ffn_gate_inp_shexp")
+    return [own, OurTensor(f"{HEAD}.{kind}")] if tied and part == "token_embd" else [own]

@@ -110,6 +110,20 @@ def test_layers_in_blocks_are_found_by_their_names(kind: str, make_checkpoint: M
     assert (found - expected).norm() < 0.2 * expected.norm()
 
 
+def test_a_head_that_is_the_embedding_stays_in_blocks(make_checkpoint: Make, tmp_path: Path) -> None:
+    """Of compiled kernels alone: each step reads all of it."""
+    checkpoint = make_checkpoint("qwen2", tie_word_embeddings=True)
+    write_gguf(checkpoint, tmp_path / "model.gguf", types={"token_embd": Type.Q8_0})
+    folder = folder_of(tmp_path / "model.gguf", tmp_path / "cache", with_tokenizer=True)
+    found, expected = logits(folder, native=native_library()), logits(folder)
+    assert not torch.equal(found, expected)
+    assert (found - expected).norm() < 0.02 * expected.norm()
+    place = Placement(torch.float32, torch.device("cpu"), False)
+    for native, has_own in ((native_library(), True), (None, False)):
+        model = load_model(folder, read_arch(folder), replace(place, native=native), "auto", 0)
+        assert ("lm_head.weight" in dict(model.weights())) is has_own
+
+
 @pytest.mark.parametrize("name", [kind.name for kind in BLOCK_TYPES.values() if kind.plain is None])
 def test_compiled_kernels_multiply_what_blocks_stand_for(name: str) -> None:
     """Of two projections of different types, by inputs that are rounded to 8 bits."""
