@@ -386,6 +386,11 @@ def compile_experts() -> None:
                 x.dtype,
                 backend="triton",
             )
+            if spec.dtype == torch.int8:
+                shift = scaled_matmul.Shift(torch.zeros(rows, 1), scales.to(torch.int32))
+                product(numbers, weights, blocks, x.dtype, top_k=top_k, gate="silu", shift=shift, backend="triton")
+                one = shift._replace(zeros_T=torch.zeros(1))
+                product(numbers, weights, blocks, x.dtype, top_k=top_k, shift=one, backend="triton")
 
 
 def compile_latents() -> None:
