@@ -200,13 +200,13 @@ def test_what_does_not_fit_is_told(device: torch.device) -> None:
     with pytest.raises(UnsupportedShapeError, match=r"by experts of torch\.int8"):
         grouped_matmul(torch.zeros(8, 8, device=device), weights, blocks, torch.float32)
     shift = Shift(torch.zeros(8), torch.zeros(3, 4, dtype=torch.int32))
+    plain = ExpertWeights(torch.zeros(3, 4, 8))
     with pytest.raises(UnsupportedShapeError, match=r"zero points beside torch\.float32 are not supported"):
-        plain = ExpertWeights(torch.zeros(3, 4, 8))
         grouped_matmul(torch.zeros(8, 8, device=device), plain, blocks, torch.float32, shift=shift)
+    rounded = quantize(torch.zeros(8, 8, device=device), QuantizeSpec(torch.int8))
+    scaled = replace(weights, scales=torch.zeros(3, 4))
+    wide = Shift(shift.zeros_T, torch.zeros(3, 5, dtype=torch.int32))
     with pytest.raises(UnsupportedShapeError, match=r"8 zero points and sums \[3, 5\] do not fit 8 rows"):
-        rounded = quantize(torch.zeros(8, 8, device=device), QuantizeSpec(torch.int8))
-        scaled = replace(weights, scales=torch.zeros(3, 4))
-        wide = Shift(shift.zeros_T, torch.zeros(3, 5, dtype=torch.int32))
         grouped_matmul(rounded, scaled, blocks, torch.float32, shift=wide)
     weights = ExpertWeights(torch.zeros(3, 4, 8), bias_EO=torch.zeros(3, 5))
     with pytest.raises(UnsupportedShapeError, match=r"biases must be contiguous floats \[3, 4\], not \[3, 5\]"):

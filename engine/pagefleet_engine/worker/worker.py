@@ -92,7 +92,7 @@ class Worker:
         self._arch = arch
         self.kv_groups = group_layers(arch.kept_windows, chunked=arch.chunked)
         """Which layers of the model share a block table."""
-        self._layers = config.parallel.stage_layers(arch.num_layers)[self._part.stage]
+        self._layers = arch.stage_layers(config.parallel)[self._part.stage]
         self.max_in_flight = _max_in_flight(config, self._device)
         """Steps that may be launched before the first of them is waited for."""
         self._num_threads = set_num_threads(config.model.num_threads)

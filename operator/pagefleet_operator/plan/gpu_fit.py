@@ -15,7 +15,7 @@ from fractions import Fraction
 
 from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import ResolvedMemory
-from pagefleet_protocol.model_config.shape import WITHOUT_STAGES
+from pagefleet_protocol.model_config.shape import UNEVEN_STAGES
 from pagefleet_protocol.model_facts import ModelFacts
 from pagefleet_protocol.parallelism import MAX_RANKS
 from pagefleet_protocol.quantities import quantity
@@ -130,8 +130,11 @@ def check_fit(service: InferenceService, resolved: Resolved) -> Fit:
 
 def _undivided(ranks: Ranks, facts: ModelFacts) -> Refusal | None:
     """Refuse ranks among which heads, layers or experts cannot be shared out."""
-    if ranks.pipeline > 1 and facts.architecture in WITHOUT_STAGES:
-        message = f"is {ranks.pipeline}, and {facts.architecture} has no stages: give parallelism.tensor instead"
+    if ranks.pipeline > 1 and facts.architecture in UNEVEN_STAGES:
+        message = (
+            f"is {ranks.pipeline}, and stages of {facts.architecture} need memory that is not reckoned here: "
+            "give parallelism.tensor instead"
+        )
         return Refusal("spec.parallelism.pipeline", Reason.INVALID_SPEC, message)
     if ranks.pipeline > facts.num_layers:
         message = f"is {ranks.pipeline}, and the model has {facts.num_layers} layers: give that at most"

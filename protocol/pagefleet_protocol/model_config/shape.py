@@ -357,5 +357,5 @@ _FAMILIES: Mapping[str, _Family] = {
 }
 MODEL_TYPES = tuple(_FAMILIES)
 """Every `model_type` that runs."""
-WITHOUT_STAGES = frozenset(kind for kind, family in _FAMILIES.items() if family.shares_kv)
-"""Those whose layers cannot be divided into stages of a pipeline: the last ones read what the first ones keep."""
+UNEVEN_STAGES = frozenset(kind for kind, family in _FAMILIES.items() if family.shares_kv)
+"""Those whose stages of a pipeline differ much in memory: the first has the tables of all layers' own inputs."""
