@@ -212,8 +212,10 @@ def kept(column: Column, quantization: dict[str, Any] | None) -> str:
         model = load_model(Path(), arch, place, "dummy", 0)
     except ModelLoadError:
         return "refused"
-    bits = 8 * sum(weight.nbytes for name, weight in model.weights() if column.matrices in name) / numbers_of(column)
-    return f"{8 if bits >= 8 else 4} bits" if bits < 16 else "16 bits" if quantization is None else "expanded"
+    slots = [(name, weight) for name, weight in model.weights() if column.matrices in name]
+    bits = 8 * sum(weight.nbytes for _, weight in slots) / numbers_of(column)
+    is_stored_so = all(name.endswith(".weight") and weight.dtype == place.dtype for name, weight in slots)
+    return f"{8 if bits >= 8 else 4} bits" if bits < 16 else "16 bits" if is_stored_so else "expanded"
 
 
 def numbers_of(column: Column) -> int:

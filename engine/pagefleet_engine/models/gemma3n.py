@@ -166,12 +166,9 @@ class Gemma3nModel:
     def _taken(self, given_TX: Tensor) -> tuple[Tensor, Tensor]:
         """What the stage before gave, of this rank's tokens."""
         given_UX, altup = self._tokens.own(given_TX), self._altup
-        sizes = altup.num_inputs * self.arch.hidden_size, altup.num_layers * altup.per_layer_size
-        stream_UX, inputs_UX = torch.split(given_UX, sizes, 1)
-        return (
-            stream_UX.unflatten(1, (altup.num_inputs, -1)).contiguous(),
-            inputs_UX.unflatten(1, (altup.num_layers, -1)),
-        )
+        width = altup.num_inputs * self.arch.hidden_size
+        stream_UAD = given_UX[:, :width].contiguous().view(-1, altup.num_inputs, self.arch.hidden_size)
+        return stream_UAD, given_UX[:, width:].view(-1, altup.num_layers, altup.per_layer_size)
 
     def logits(self, hidden_SD: Tensor) -> Tensor:
         """See Model."""
