@@ -22,6 +22,7 @@ from pagefleet_engine.loader.sharded import OwnShard
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.decoder import DecoderModel
 from pagefleet_engine.models.model import Model
+from pagefleet_engine.models.parameters import count_parameters
 from pagefleet_engine.models.quantization_config import settle_quantization
 from pagefleet_engine.ranks.communicators import Communicators
 from pagefleet_engine.startup import StartupTimes
@@ -224,7 +225,8 @@ class Worker:
             model = load_model(folder, arch, self._placement(), shard or config.load_format, config.seed, count)
         own = "" if self._part.num_stages == 1 else f" layers {self._layers.start} to {self._layers.stop - 1}:"
         where = f"{self._num_threads} CPU threads" if self._device.type == "cpu" else str(self._device)
-        _log.info("loaded %s:%s %s on %s", arch.model_type, own, _name(self._dtype), where)
+        size = count_parameters(arch).describe()
+        _log.info("loaded %s:%s %s, %s on %s", arch.model_type, own, size, _name(self._dtype), where)
         return model
 
     def _placement(self) -> Placement:

@@ -269,6 +269,14 @@ def test_experts_are_counted_where_they_are(facts: Any, parallelism: Any, gpus: 
     assert found.memory.weights == round(weights, 2)
 
 
+@pytest.mark.parametrize("resources", [{"memory": "1Ti"}, {}])
+def test_what_a_token_goes_through_of_a_mixture_is_told(resources: dict[str, str]) -> None:
+    facts = msgspec.structs.replace(MIXTURE, experts_per_token=6)
+    (said, *_) = fit(facts=facts, gpus=0, resources=resources).why
+    assert said == "weights: 60.0 GiB in all, 13.2 GiB active for a token, with 6 of 60 experts in a layer"
+    assert not [line for line in fit(facts=MIXTURE, gpus=0, resources=resources).why if "active" in line]
+
+
 def test_a_sequence_is_on_the_nodes_of_its_copy() -> None:
     def kv(nodes: int, **parallelism: Any) -> float:
         spec: dict[str, Any] = {"engine": {"maxModelLen": 4096}, "resources": {"memory": "1Ti"}}
