@@ -141,7 +141,7 @@ def test_what_one_part_has_quantized_and_the_other_in_floats(make_checkpoint: Ma
     parts, _ = how.store(tensors[f"{router}.weight"])
     quantized = tensors | {f"{router}.{kind}": part for kind, part in parts.items()}
     save_file(quantized, folder / "model.safetensors")
-    words = f"the weights have {router}.weight quantized, where the model has floats, as in routers: give a checkpoint"
+    words = f"the weights have {router}.weight quantized, where the model has floats: repair quantization_config"
     assert words in refusal(folder)
     plain = load_file(source / "model.safetensors")
     for name in [name for name in tensors if ".experts." in name]:

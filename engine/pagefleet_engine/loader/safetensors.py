@@ -269,8 +269,8 @@ def _check_names(
     extra = sorted(name for name in seen if name not in known and not is_ignorable(name, passed_over))
     if quantized := sorted(destinations.keys() & set(map(_scaled_by, extra)) - floats):
         raise ModelLoadError(
-            f"{seen[quantized[0]]}: the weights have {name_some(quantized)} quantized, where the model has floats, as "
-            "in routers: give a checkpoint that leaves such layers out"
+            f"{seen[quantized[0]]}: the weights have {name_some(quantized)} quantized, where the model has floats: "
+            "repair quantization_config in config.json, or give a checkpoint that leaves routers in floats"
         )
     if extra:
         raise ModelLoadError(

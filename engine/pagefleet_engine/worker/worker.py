@@ -223,10 +223,10 @@ class Worker:
         with self._times.phase("weights"), naming_the_remedy("weights"):
             shard = OwnShard.of(self._config.parallel, self._part) if config.load_format == SHARDED else None
             model = load_model(folder, arch, self._placement(), shard or config.load_format, config.seed, count)
-        own = "" if self._part.num_stages == 1 else f" layers {self._layers.start} to {self._layers.stop - 1}:"
+        whole, layers = self._part.num_stages == 1, f"layers {self._layers.start} to {self._layers.stop - 1}"
         where = f"{self._num_threads} CPU threads" if self._device.type == "cpu" else str(self._device)
-        size = count_parameters(arch).describe()
-        _log.info("loaded %s:%s %s, %s on %s", arch.model_type, own, size, _name(self._dtype), where)
+        own = count_parameters(arch).describe() if whole else layers
+        _log.info("loaded %s: %s, %s on %s", arch.model_type, own, _name(self._dtype), where)
         return model
 
     def _placement(self) -> Placement:

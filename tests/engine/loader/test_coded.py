@@ -199,4 +199,6 @@ def test_float_weights_that_are_said_to_be_in_4_bits(make_checkpoint: Make, tmp_
     config = json.loads((source / "config.json").read_text()) | {"quantization_config": NF4.config()}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").symlink_to(source / "model.safetensors")
-    assert "the weights lack model.layers.0.mlp.down_proj.weight_absmax" in refusal(folder)
+    said = refusal(folder)
+    assert "the weights have model.layers.0.mlp.down_proj.weight, " in said
+    assert "in a float type, and config.json a quantized one" in said

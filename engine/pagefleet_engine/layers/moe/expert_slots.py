@@ -101,7 +101,7 @@ def expert_slots(
 
 
 def of_stack(name: Stacked, placement: Placement) -> Placement:
-    """The placement of a matrix of all experts."""
+    """The placement of a matrix of all experts: without quantization where checkpoints leave such in floats."""
     within, quantization = placement.within(name.name), placement.quantization
     left = quantization is not None and quantization.leaves_stacks
     return replace(within, quantization=None) if left else within
