@@ -115,6 +115,7 @@ def _facts(shape: ModelShape, quantization: str, revision: str, num_files: int, 
         max_position_embeddings=shape.context_length,
         num_kv_shared_layers=shape.num_kv_shared_layers,
         num_experts=shape.num_experts,
+        experts_per_token=shape.experts_per_token,
         expert_bytes=weights[1],
         default_length=0 if shape.default_length == shape.context_length else shape.default_length,
     )

@@ -237,17 +237,25 @@ def run(
         UPCAST=needs_upcast(queries.q_TNH.dtype),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-        **_registers(head_dim, tile.block_m),
+        **_registers(head_dim, tile.block_m, is_crowded=_is_crowded(launch, queries)),
         **early_launch(queries.q_TNH.device),
         **COMPILE_OPTIONS,
     )
 
 
-def _registers(head_dim: int, num_rows: int = 1) -> dict[str, int]:
+def _registers(head_dim: int, num_rows: int = 1, *, is_crowded: bool = False) -> dict[str, int]:
     """Options of the launch. Heads that fill no power of two are masked, which takes registers: by itself the assembler
-    puts some values down then, to have one program more on a multiprocessor. Tall tiles have but one there anyway."""
-    is_wanted = _is_masked(head_dim) and num_rows < _TALL
+    puts some values down then, to have one program more on a multiprocessor. Tall tiles have but one there anyway.
+    `is_crowded`: something else takes as many."""
+    is_wanted = is_crowded or (_is_masked(head_dim) and num_rows < _TALL)
     return {"maxnreg": _ALL_REGISTERS} if is_wanted and torch.version.hip is None else {}
+
+
+def _is_crowded(launch: Launch, queries: PagedQueries) -> bool:
+    """Of SHORT rows of several queries: groups that fill no power of two, and codes that arithmetic makes numbers."""
+    if launch.rows != SHORT or queries.query_start_loc_S1 is None or not queries.group & (queries.group - 1):
+        return False
+    return queries.kv_cache.dtype == FP8 and not has_native_fp8(queries.q_TNH.device)
 
 
 def _is_masked(head_dim: int) -> bool:

@@ -24,7 +24,7 @@ from pagefleet_kernels.fp8 import FP8, as_bytes, has_native_fp8
 from pagefleet_kernels.mxfp4 import MXFP4_BLOCK
 from pagefleet_kernels.mxfp4_experts import multiply_mxfp4
 from pagefleet_kernels.quantize import Activations, Quantized
-from pagefleet_kernels.scaled_matmul import multiplied_type, operand
+from pagefleet_kernels.scaled_matmul import Shift, multiplied_type, operand
 from pagefleet_kernels.tuning import MatmulTile, launch_table, tile_warps
 
 _SCAN = 1024
@@ -105,22 +105,26 @@ def grouped_matmul(
     *,
     top_k: int = 1,
     gate: Gate | None = None,
+    shift: Shift | None = None,
     backend: Backend | None = None,
 ) -> torch.Tensor:
     """Each pair's row by its expert's matrix, and its bias: a new [P, O] of `out_dtype`; [P, G] where a `gate` joins
     halves.
 
     Pair p reads row `p // top_k` of `x`: [P / top_k, I], floats, or rounded as the weights are. Gate and up are the
-    halves of O. Pairs in no block are left as they come. Sums are float32 (int32 for int8).
+    halves of O. Pairs in no block are left as they come. Sums are float32 (int32 for int8). `shift`: of int8 that was
+    rounded with zero points, one for each row of `x` or for all.
     """
     values, scale = (x.values, x.scale) if isinstance(x, Quantized) else (x, None)
     _check(values, scale, weights, blocks, out_dtype, top_k)
+    if shift is not None:
+        _check_shift(values, scale, weights, shift)
     if choose_backend(values.device, backend) == "torch":
         return reference_experts.grouped_matmul(
             values, scale, weights.values_EOI, weights.scales, weights.block, weights.bias_EO, blocks.pairs_BM,
-            blocks.experts_B, out_dtype, blocks.num_pairs, top_k, gate,
+            blocks.experts_B, out_dtype, blocks.num_pairs, top_k, gate, shift,
         )  # fmt: skip
-    return _triton_grouped_matmul(values, scale, weights, blocks, out_dtype, top_k, gate)
+    return _triton_grouped_matmul(values, scale, weights, blocks, out_dtype, top_k, gate, shift)
 
 
 def combine_experts(
@@ -193,6 +197,17 @@ def _check(
         )
 
 
+def _check_shift(x: torch.Tensor, scale: torch.Tensor | None, weights: ExpertWeights, shift: Shift) -> None:
+    zeros, sums, values = shift.zeros_T, shift.sums_O, weights.values_EOI
+    if x.dtype != torch.int8 or scale is None or weights.block is not None:
+        raise UnsupportedShapeError(f"zero points beside {x.dtype} are not supported: int8 with scales by row is")
+    if zeros.numel() not in (1, len(x)) or sums.shape != values.shape[:2] or not sums.is_contiguous():
+        raise UnsupportedShapeError(
+            f"{zeros.numel()} zero points and sums {list(sums.shape)} do not fit {len(x)} rows and experts "
+            f"{list(values.shape[:2])}"
+        )
+
+
 def _triton_grouped_matmul(
     x: torch.Tensor,
     scale: torch.Tensor | None,
@@ -201,6 +216,7 @@ def _triton_grouped_matmul(
     out_dtype: torch.dtype,
     top_k: int,
     gate: Gate | None,
+    shift: Shift | None,
 ) -> torch.Tensor:
     tile, values, block = blocks.tile, weights.values_EOI, weights.block
     _, num_rows, num_inputs = values.shape
@@ -227,12 +243,15 @@ def _triton_grouped_matmul(
         as_bytes(values),
         any_scale,
         blocks.pairs_BM if weights.bias_EO is None else weights.bias_EO,
+        any_scale if shift is None else shift.zeros_T,
+        blocks.pairs_BM if shift is None else shift.sums_O,
         blocks.pairs_BM,
         blocks.experts_B,
         blocks.num_pairs,
         num_blocks,
         x.stride(0),
         0 if scale is None or scale.numel() == 1 else scale.stride(0),
+        0 if shift is None else int(shift.zeros_T.numel() > 1),
         OUTPUTS=num_outputs,
         INPUTS=num_inputs,
         TOP_K=top_k,
@@ -241,6 +260,7 @@ def _triton_grouped_matmul(
         SCALE_BLOCK=block or 0,
         HAS_SCALES=weights.scales is not None,
         HAS_X_SCALE=scale is not None,
+        HAS_SHIFT=shift is not None,
         HAS_BIAS=weights.bias_EO is not None,
         X_IS_FP8=x.dtype == FP8,
         WEIGHT_IS_FP8=values.dtype == FP8,
@@ -308,7 +328,7 @@ def _place_kernel(  # type: ignore[no-untyped-def]
     tl.store(pairs_ptr + padding, num_pairs + padding * 0, mask=padding < after * BLOCK_M)
 
 
-@jit(do_not_specialize=("num_pairs", "num_blocks", "stride_x_scale"))
+@jit(do_not_specialize=("num_pairs", "num_blocks", "stride_x_scale", "stride_zero"))
 def _grouped_kernel(  # type: ignore[no-untyped-def]
     out_ptr,
     x_ptr,
@@ -316,12 +336,15 @@ def _grouped_kernel(  # type: ignore[no-untyped-def]
     weight_ptr,
     weight_scale_ptr,
     bias_ptr,
+    zero_ptr,
+    weight_sum_ptr,
     pairs_ptr,
     block_experts_ptr,
     num_pairs,
     num_blocks,
     stride_x,
     stride_x_scale,
+    stride_zero,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
     TOP_K: tl.constexpr,
@@ -330,6 +353,7 @@ def _grouped_kernel(  # type: ignore[no-untyped-def]
     SCALE_BLOCK: tl.constexpr,
     HAS_SCALES: tl.constexpr,
     HAS_X_SCALE: tl.constexpr,
+    HAS_SHIFT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     X_IS_FP8: tl.constexpr,
     WEIGHT_IS_FP8: tl.constexpr,
@@ -378,6 +402,12 @@ def _grouped_kernel(  # type: ignore[no-untyped-def]
                 up_sums, x, x_scale, weight_tile_ptr + OUTPUTS * INPUTS + start, inside, tile_scale_ptr + up_scales,
                 inside_n, WEIGHT_IS_FP8, NATIVE, dot_type, SCALE_BLOCK > 0,
             )  # fmt: skip
+    if HAS_SHIFT:
+        zero = tl.load(zero_ptr + row * stride_zero, mask=inside_m, other=0.0).to(tl.int32)[:, None]
+        weight_sum_ptr += expert * rows + n
+        sums -= zero * tl.load(weight_sum_ptr, mask=inside_n, other=0)[None, :]
+        if GATED:
+            up_sums -= zero * tl.load(weight_sum_ptr + OUTPUTS, mask=inside_n, other=0)[None, :]
     out, up = sums.to(tl.float32), up_sums.to(tl.float32)
     if HAS_SCALES and SCALE_BLOCK == 0:
         if HAS_X_SCALE:

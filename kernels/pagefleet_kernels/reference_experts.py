@@ -42,6 +42,7 @@ def grouped_matmul(
     num_pairs: int,
     top_k: int,
     gate: str | None,
+    shift: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> torch.Tensor:
     """Twin of `experts.grouped_matmul`; pairs in no block are zero."""
     num_rows = values_EOI.shape[1]
@@ -52,7 +53,7 @@ def grouped_matmul(
         pair_N = pairs_BM[experts_B == expert].flatten()
         pair_N = pair_N[pair_N < num_pairs].long()
         row_N = pair_N // top_k
-        scale = x_scale if x_scale is None or x_scale.numel() == 1 else x_scale[row_N]
+        scale = None if x_scale is None else _of_rows(x_scale, row_N)
         if values_EOI.dtype == torch.uint8:
             assert scales is not None, "MXFP4 has scales"
             product = x[row_N].float() @ dequantize_mxfp4(values_EOI[expert], scales[expert]).t()
@@ -61,11 +62,19 @@ def grouped_matmul(
         else:
             own = scales[expert] if block is not None else scales[expert][None]
             wide = scale if scale is None or block is not None else scale.reshape(-1, 1)
-            product = reference.scaled_matmul(x[row_N], wide, values_EOI[expert], own, None, torch.float32, block)
+            shifted = None if shift is None else (_of_rows(shift[0], row_N), shift[1][expert])
+            product = reference.scaled_matmul(
+                x[row_N], wide, values_EOI[expert], own, None, torch.float32, block, shifted
+            )
         if bias_EO is not None:
             product += bias_EO[expert].float()
         out_PO[pair_N] = (product if gate is None else _joined(product, gate)).to(out_dtype)
     return out_PO
+
+
+def _of_rows(each: torch.Tensor, row_N: torch.Tensor) -> torch.Tensor:
+    """Of these rows, unless one is that of all."""
+    return each if each.numel() == 1 else each[row_N]
 
 
 def grouped_few_bits_matmul(

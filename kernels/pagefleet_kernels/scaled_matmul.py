@@ -27,7 +27,7 @@ class Shift(NamedTuple):
     zeros_T: torch.Tensor
     """Whole numbers in float32, of 1 or T elements, within those of int8."""
     sums_O: torch.Tensor
-    """int32: each row of the weight, added up."""
+    """int32: each row of the weight, added up; [E, O] of experts, contiguous."""
 
 
 def scaled_matmul(

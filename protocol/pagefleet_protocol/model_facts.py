@@ -67,6 +67,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     """Layers that keep nothing of a token: they read what others keep."""
     num_experts: int | None = None
     """That tokens choose from in a layer; 0: none. None: an older program looked, which did not ask."""
+    experts_per_token: int = 0
+    """That one token chooses; 0 also where an older program looked."""
     expert_bytes: int = 0
     """Of their tensors, within `weights_bytes`."""
     cpu_bytes: int = 0

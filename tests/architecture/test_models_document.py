@@ -24,7 +24,6 @@ from pagefleet_engine.models.model import MODEL_MODULES, build_model
 from pagefleet_engine.models.parameters import count_parameters
 from pagefleet_engine.worker.compile import compile_model
 from pagefleet_protocol.model_config.gguf_names import our_tensors
-from pagefleet_protocol.model_config.shape import WITHOUT_STAGES
 
 from tests.fakes.coded_checkpoints import Coded
 from tests.fakes.native_kernels import native_library
@@ -89,9 +88,6 @@ def billions(count: int) -> str:
 def limits(arch: ModelArch) -> Iterator[str]:
     """Options that refuse it, as they are asked."""
     brief, place = arch.for_length(256), replace(PLAIN, traceable=True, layers=range(1))
-    if arch.model_type in WITHOUT_STAGES:
-        yield "stages"
-        place = replace(place, layers=None)
     with tempfile.TemporaryDirectory() as folder, patch("torch.compile"):
         try:
             compile_model(build_model(brief, place), Path(folder), torch.bfloat16, place.device)
@@ -216,8 +212,10 @@ def kept(column: Column, quantization: dict[str, Any] | None) -> str:
         model = load_model(Path(), arch, place, "dummy", 0)
     except ModelLoadError:
         return "refused"
-    bits = 8 * sum(weight.nbytes for name, weight in model.weights() if column.matrices in name) / numbers_of(column)
-    return f"{8 if bits >= 8 else 4} bits" if bits < 16 else "16 bits" if quantization is None else "expanded"
+    slots = [(name, weight) for name, weight in model.weights() if column.matrices in name]
+    bits = 8 * sum(weight.nbytes for _, weight in slots) / numbers_of(column)
+    is_stored_so = all(name.endswith(".weight") and weight.dtype == place.dtype for name, weight in slots)
+    return f"{8 if bits >= 8 else 4} bits" if bits < 16 else "16 bits" if is_stored_so else "expanded"
 
 
 def numbers_of(column: Column) -> int:

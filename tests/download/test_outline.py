@@ -43,7 +43,7 @@ def test_experts_are_told_apart_from_what_all_tokens_go_through(tmp_path: Path) 
     save(tmp_path, json.dumps({"__metadata__": {"format": "pt"}, **sizes}).encode(), 12)
     facts = look(tmp_path).facts
     assert facts is not None
-    assert (facts.num_experts, facts.expert_bytes, facts.weights_bytes) == (4, 4, 12)
+    assert (facts.num_experts, facts.experts_per_token, facts.expert_bytes, facts.weights_bytes) == (4, 2, 4, 12)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ gives no numbers, which end alone."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from shutil import copytree
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.fakes.changed_checkpoint import Change, changed, nothing
+from tests.fakes.coded_checkpoints import Coded, coded_checkpoint
 from tests.fakes.packed_checkpoints import Packed
 from tests.fakes.quantized_checkpoints import Recipe, quantize_checkpoint
 
@@ -129,6 +131,30 @@ def test_a_folder_that_cannot_be_is_refused_in_one_line(case: str, broken: Calla
     family, change, config, words = BAD_FOLDERS[case]
     said = refusal(broken(family, change, **config))
     assert all(word in said for word in words), said
+
+
+def test_what_one_part_has_quantized_and_the_other_in_floats(make_checkpoint: Make, tmp_path: Path) -> None:
+    """As by transformers' versions before and since experts are one tensor there."""
+    source = make_checkpoint("qwen3_moe", moe_intermediate_size=64, intermediate_size=128)
+    folder, how = coded_checkpoint(source, tmp_path / "coded", Coded("nf4")), Coded("nf4")
+    router, tensors = "model.layers.1.mlp.gate", load_file(folder / "model.safetensors")
+    parts, _ = how.store(tensors[f"{router}.weight"])
+    quantized = tensors | {f"{router}.{kind}": part for kind, part in parts.items()}
+    save_file(quantized, folder / "model.safetensors")
+    words = f"the weights have {router}.weight quantized, where the model has floats: repair quantization_config"
+    assert words in refusal(folder)
+    plain = load_file(source / "model.safetensors")
+    for name in [name for name in tensors if ".experts." in name]:
+        del tensors[name]
+    save_file(tensors | {name: plain[name] for name in plain if ".experts." in name}, folder / "model.safetensors")
+    words = "experts.0.down_proj.weight, model.layers.0.mlp.experts.0.gate_proj.weight"
+    said = refusal(folder)
+    assert words in said
+    assert "in a float type, and config.json a quantized one: name such layers there" in said
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["llm_int8_skip_modules"] = ["experts"]
+    (folder / "config.json").write_text(json.dumps(config))
+    LLM(str(folder), skip_tokenizer_init=True, **SETTINGS).shutdown()
 
 
 def test_an_expert_in_two_files(make_checkpoint: Make, tmp_path: Path) -> None:

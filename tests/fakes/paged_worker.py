@@ -115,6 +115,7 @@ class PagedWorker:
     def __init__(self, block_size: int, max_model_len: int, groups: KVGroups) -> None:
         self._max_model_len = max_model_len
         self.windows = [group.window for group in groups.groups]
+        self._chunked = [group.chunked for group in groups.groups]
         self.scopes: dict[str, PrefixScope] = {}
         """Request id -> scope, which a worker is not told."""
         self.failing: dict[str, FailureKind] = {}
@@ -222,8 +223,10 @@ class PagedWorker:
 
     def _first_visible(self, group: int, scheduled: ScheduledRow) -> int:
         """The first position that a token of the step sees in this group."""
-        window = self.windows[group]
-        return 0 if window is None else max(0, scheduled.num_computed_tokens - window + 1)
+        window, start = self.windows[group], scheduled.num_computed_tokens
+        if window is None:
+            return 0
+        return start - start % window if self._chunked[group] else max(0, start - window + 1)
 
     def _check_context(self, scheduled: ScheduledRow, num_tokens: int) -> None:
         row = self._rows[scheduled.request_id]
@@ -335,7 +338,8 @@ class Outcome:
 
 
 class FakeEngine:
-    """Scheduler and worker in a loop, checked after every step. `windows` are those of the model's layers."""
+    """Scheduler and worker in a loop, checked after every step. `windows` are those of the model's layers; where they
+    are of one size they may be chunks."""
 
     def __init__(
         self,
@@ -346,12 +350,13 @@ class FakeEngine:
         enable_prefix_caching: bool = True,
         max_in_flight: int = 1,
         windows: Sequence[int | None] = (None,),
+        chunked: bool = False,
         cascade: bool = False,
         num_stages: int = 1,
         connector: KVConnector | None = None,
     ) -> None:
         config = config or SchedulerConfig()
-        groups = group_layers(windows)
+        groups = group_layers(windows, chunked=chunked and len({*windows} - {None}) == 1)
         self.told = ToldCache()
         chunk = config.max_num_batched_tokens
         self.kv_cache = KVCache(num_blocks, block_size, enable_prefix_caching, groups, chunk, self.told)

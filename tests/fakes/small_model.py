@@ -32,6 +32,12 @@ WINDOWS = {
     },
 }  # fmt: skip
 """Changes that make models whose layers see different parts of the context."""
+LATENTS: dict[str, object] = {
+    "model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalLM"], "q_lora_rank": None, "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "first_k_dense_replace": 1, "n_shared_experts": 1,
+}  # fmt: skip
+"""Changes that make one whose layers keep a latent of each token."""
 
 
 def write_small_model(folder: Path, **changes: object) -> Path:

@@ -52,5 +52,5 @@ class _FromLayer:
 
 def load_stages(folder: Path, arch: ModelArch, placement: Placement, parallel: Parallelism, form: Any) -> StagedModel:
     """Load every stage; `form`: "auto" or "dummy"."""
-    layers = parallel.stage_layers(arch.num_layers)
+    layers = arch.stage_layers(parallel)
     return StagedModel([load_model(folder, arch, replace(placement, layers=own), form, 5) for own in layers])

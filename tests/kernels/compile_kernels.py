@@ -372,20 +372,31 @@ def compile_experts() -> None:
         packed_experts.order_inputs(x, torch.zeros((num_experts, 1024), dtype=torch.int32), chosen, backend="triton")
         out = product(x.repeat(top_k, 1), plain, blocks, x.dtype, backend="triton")
         experts.combine_experts(out, chosen.float(), chosen, backend="triton")
-        for spec in SPECS:
-            values = torch.zeros((num_experts, 512, 1024), dtype=spec.dtype)
-            scales = torch.zeros((num_experts, 512) if spec.group is None else (num_experts, 4, 8))
-            weights = experts.ExpertWeights(values, scales, spec.group)
-            numbers = quantize.quantize(x, spec, backend="triton")
-            for given in (numbers, x):
-                product(given, weights, blocks, x.dtype, top_k=top_k, gate="silu", backend="triton")
-            product(
-                quantize.quantize(x.repeat(top_k, 1), spec, backend="triton"),
-                weights,
-                blocks,
-                x.dtype,
-                backend="triton",
-            )
+        compile_rounded_experts(x, blocks, num_experts, top_k)
+
+
+def compile_rounded_experts(x: torch.Tensor, blocks: experts.ExpertBlocks, num_experts: int, top_k: int) -> None:
+    """With matrices of eight bits, and inputs in as many or not."""
+    product = experts.grouped_matmul
+    for spec in SPECS:
+        values = torch.zeros((num_experts, 512, 1024), dtype=spec.dtype)
+        scales = torch.zeros((num_experts, 512) if spec.group is None else (num_experts, 4, 8))
+        weights = experts.ExpertWeights(values, scales, spec.group)
+        numbers = quantize.quantize(x, spec, backend="triton")
+        for given in (numbers, x):
+            product(given, weights, blocks, x.dtype, top_k=top_k, gate="silu", backend="triton")
+        product(
+            quantize.quantize(x.repeat(top_k, 1), spec, backend="triton"),
+            weights,
+            blocks,
+            x.dtype,
+            backend="triton",
+        )
+        if spec.dtype == torch.int8:
+            shift = scaled_matmul.Shift(torch.zeros(len(x), 1), scales.to(torch.int32))
+            product(numbers, weights, blocks, x.dtype, top_k=top_k, gate="silu", shift=shift, backend="triton")
+            one = shift._replace(zeros_T=torch.zeros(1))
+            product(numbers, weights, blocks, x.dtype, top_k=top_k, shift=one, backend="triton")
 
 
 def compile_latents() -> None:

@@ -18,7 +18,8 @@ from pagefleet_kernels.experts import (
 )
 from pagefleet_kernels.fp8 import FP8
 from pagefleet_kernels.mxfp4 import dequantize_mxfp4
-from pagefleet_kernels.quantize import Activations, QuantizeSpec, quantize
+from pagefleet_kernels.quantize import Activations, QuantizeSpec, quantize, quantize_with_zeros
+from pagefleet_kernels.scaled_matmul import Shift
 
 BACKENDS: tuple[Backend, ...] = ("triton", "torch")
 FORMS = (
@@ -27,6 +28,8 @@ FORMS = (
     "fp8 static",
     "fp8 block",
     "int8",
+    "int8 zeros",
+    "int8 one zero",
     "weights alone",
     "weights alone in blocks",
     "weights in mxfp4",
@@ -85,7 +88,7 @@ def weights_in(form: str, weight: torch.Tensor) -> tuple[ExpertWeights, torch.Te
         codes = torch.randint(0, 256, (experts, rows, columns // 2), dtype=torch.uint8, device=weight.device)
         powers = torch.randint(120, 127, (experts, rows, columns // 32), dtype=torch.uint8, device=weight.device)
         return ExpertWeights(codes, powers), dequantize_mxfp4(codes, powers)
-    dtype = torch.int8 if form == "int8" else FP8
+    dtype = torch.int8 if form.startswith("int8") else FP8
     flat = weight.flatten(0, 1)
     if "block" not in form:
         values, scales = quantize(flat, QuantizeSpec(dtype), backend="torch")
@@ -98,16 +101,20 @@ def weights_in(form: str, weight: torch.Tensor) -> tuple[ExpertWeights, torch.Te
     return ExpertWeights(values, scales, BLOCK), values.float() * large
 
 
-def inputs_in(form: str, x: torch.Tensor) -> tuple[Activations, torch.Tensor]:
-    """Activations in a form, and the numbers that they stand for."""
+def inputs_in(form: str, x: torch.Tensor) -> tuple[Activations, torch.Tensor, torch.Tensor | None]:
+    """Activations in a form, the numbers that they stand for, and zero points where the form has them."""
     if form == "float" or form.startswith("weights"):
-        return x, x.float()
+        return x, x.float(), None
+    if "zero" in form:
+        fixed = None if form == "int8 zeros" else (torch.tensor([0.02]), torch.tensor([-30.0]))
+        rounded, zeros = quantize_with_zeros(x + 1, fixed, backend="torch")
+        return rounded, (rounded.values.float() - zeros) * rounded.scale, zeros
     static = torch.tensor([0.02], device=x.device) if "static" in form else None
     spec = QuantizeSpec(torch.int8 if form == "int8" else FP8, static, BLOCK if "block" in form else None)
     rounded = quantize(x, spec, backend="torch")
     scale = rounded.scale
     wide = scale.repeat_interleave(BLOCK, 1)[:, : x.shape[1]] if "block" in form else scale
-    return rounded, rounded.values.float() * wide
+    return rounded, rounded.values.float() * wide, None
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -122,7 +129,8 @@ def test_products(
     inputs = 96 if "mxfp4" in form else inputs
     outputs = width if gate is None else 2 * width
     weights, meant = weights_in(form, torch.randn(num_experts, outputs, inputs, device=device) / 8)
-    x, numbers = inputs_in(form, torch.randn(rows + 1, inputs, device=device))
+    x, numbers, zeros = inputs_in(form, torch.randn(rows + 1, inputs, device=device))
+    shift = None if zeros is None else Shift(zeros, weights.values_EOI.sum(-1, dtype=torch.int32))
     used = experts.flatten() >= 0
     expected = torch.einsum("poi,pi->po", meant[experts.flatten().clamp(0)], numbers.repeat_interleave(top_k, 0))
     if gate == "swigluoai":  # with biases, large enough to be clamped
@@ -138,7 +146,7 @@ def test_products(
         expected = (act.silu(first) if gate == "silu" else act.gelu(first, approximate="tanh")) * up
     for backend in BACKENDS:
         blocks = align_experts(experts, num_experts, backend=backend)
-        out = grouped_matmul(x, weights, blocks, torch.float32, top_k=top_k, gate=gate, backend=backend)
+        out = grouped_matmul(x, weights, blocks, torch.float32, top_k=top_k, gate=gate, shift=shift, backend=backend)
         assert out.shape == (len(used), width)
         torch.testing.assert_close(out[used], expected[used], rtol=1e-4, atol=1e-4)
 
@@ -191,6 +199,15 @@ def test_what_does_not_fit_is_told(device: torch.device) -> None:
     weights = ExpertWeights(torch.zeros(3, 4, 8, dtype=torch.int8))
     with pytest.raises(UnsupportedShapeError, match=r"by experts of torch\.int8"):
         grouped_matmul(torch.zeros(8, 8, device=device), weights, blocks, torch.float32)
+    shift = Shift(torch.zeros(8), torch.zeros(3, 4, dtype=torch.int32))
+    plain = ExpertWeights(torch.zeros(3, 4, 8))
+    with pytest.raises(UnsupportedShapeError, match=r"zero points beside torch\.float32 are not supported"):
+        grouped_matmul(torch.zeros(8, 8, device=device), plain, blocks, torch.float32, shift=shift)
+    rounded = quantize(torch.zeros(8, 8, device=device), QuantizeSpec(torch.int8))
+    scaled = replace(weights, scales=torch.zeros(3, 4))
+    wide = Shift(shift.zeros_T, torch.zeros(3, 5, dtype=torch.int32))
+    with pytest.raises(UnsupportedShapeError, match=r"8 zero points and sums \[3, 5\] do not fit 8 rows"):
+        grouped_matmul(rounded, scaled, blocks, torch.float32, shift=wide)
     weights = ExpertWeights(torch.zeros(3, 4, 8), bias_EO=torch.zeros(3, 5))
     with pytest.raises(UnsupportedShapeError, match=r"biases must be contiguous floats \[3, 4\], not \[3, 5\]"):
         grouped_matmul(torch.zeros(8, 8, device=device), weights, blocks, torch.float32)

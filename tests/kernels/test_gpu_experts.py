@@ -8,7 +8,8 @@ import pytest
 import torch
 from pagefleet_kernels.experts import ExpertWeights, align_experts, combine_experts, grouped_matmul
 from pagefleet_kernels.fp8 import FP8
-from pagefleet_kernels.quantize import Activations, QuantizeSpec, quantize
+from pagefleet_kernels.quantize import Activations, QuantizeSpec, quantize, quantize_with_zeros
+from pagefleet_kernels.scaled_matmul import Shift
 from pagefleet_kernels.token_mask import mask_tokens_, num_words
 
 pytestmark = [
@@ -26,7 +27,7 @@ def experts_in(form: str, weight: torch.Tensor) -> ExpertWeights:
     """Matrices [E, O, I] as a form stores them."""
     if form == "bfloat16":
         return ExpertWeights(weight)
-    dtype = torch.int8 if form == "int8" else FP8
+    dtype = torch.int8 if form.startswith("int8") else FP8
     values, scales = quantize(weight.flatten(0, 1), QuantizeSpec(dtype))
     if form == "fp8 block":
         count, outputs, inputs = weight.shape
@@ -35,13 +36,19 @@ def experts_in(form: str, weight: torch.Tensor) -> ExpertWeights:
     return ExpertWeights(values.view(weight.shape), scales.view(weight.shape[:2]))
 
 
-def inputs_in(form: str, x: torch.Tensor) -> Activations:
+def inputs_in(form: str, x: torch.Tensor, weights: ExpertWeights) -> tuple[Activations, Shift | None]:
+    """What a product is given of inputs."""
     if form == "bfloat16":
-        return x
-    return quantize(x, QuantizeSpec(torch.int8 if form == "int8" else FP8, group=BLOCK if "block" in form else None))
+        return x, None
+    if form == "int8 zeros":
+        rounded, zeros = quantize_with_zeros(x)
+        return rounded, Shift(zeros, weights.values_EOI.sum(-1, dtype=torch.int32))
+    return quantize(
+        x, QuantizeSpec(torch.int8 if form == "int8" else FP8, group=BLOCK if "block" in form else None)
+    ), None
 
 
-@pytest.mark.parametrize("form", ["bfloat16", "fp8", "fp8 block", "int8"])
+@pytest.mark.parametrize("form", ["bfloat16", "fp8", "fp8 block", "int8", "int8 zeros"])
 @pytest.mark.parametrize("tokens", [1, 64, 2048])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_layer_of_experts_is_its_twin(shape: str, tokens: int, form: str, device: torch.device) -> None:
@@ -53,7 +60,7 @@ def test_a_layer_of_experts_is_its_twin(shape: str, tokens: int, form: str, devi
     experts[-1, 0] = -1  # another rank's
     first = experts_in(form, (torch.randn(num_experts, 2 * width, hidden, device=device) / hidden**0.5).to(BF16))
     second = experts_in(form, (torch.randn(num_experts, hidden, width, device=device) / width**0.5).to(BF16))
-    given = inputs_in(form, x)
+    given, shift = inputs_in(form, x, first)
     blocks, twins = align_experts(experts, num_experts), align_experts(experts, num_experts, backend="torch")
     used = blocks.experts_B >= 0
     assert torch.equal(blocks.experts_B, twins.experts_B)
@@ -62,13 +69,13 @@ def test_a_layer_of_experts_is_its_twin(shape: str, tokens: int, form: str, devi
     )
 
     there = experts.flatten() >= 0
-    inner = grouped_matmul(given, first, blocks, BF16, top_k=top_k, gate="silu")
-    expected = grouped_matmul(given, first, twins, BF16, top_k=top_k, gate="silu", backend="torch")
+    inner = grouped_matmul(given, first, blocks, BF16, top_k=top_k, gate="silu", shift=shift)
+    expected = grouped_matmul(given, first, twins, BF16, top_k=top_k, gate="silu", shift=shift, backend="torch")
     assert_near(inner[there], expected[there])
     expected[~there] = 0
-    rounded = inputs_in(form, expected)
-    outer = grouped_matmul(rounded, second, blocks, BF16)
-    expected = grouped_matmul(rounded, second, twins, BF16, backend="torch")
+    rounded, shift = inputs_in(form, expected, second)
+    outer = grouped_matmul(rounded, second, blocks, BF16, shift=shift)
+    expected = grouped_matmul(rounded, second, twins, BF16, shift=shift, backend="torch")
     assert_near(outer[there], expected[there])
     expected[~there] = math.nan
     out, wanted = (combine_experts(expected, weights, experts, backend=backend) for backend in (None, "torch"))

@@ -49,7 +49,7 @@ def kv_shape(config: EngineConfig, model: LoadedModel, groups: KVGroups = ONE_GR
         ModelLoadError: the weights' files cannot be found.
     """
     kv = model.arch.kv
-    parts = tuple(len(slots) for slots in stage_slots(groups, config.parallel.stage_layers(model.arch.num_layers)))
+    parts = tuple(len(slots) for slots in stage_slots(groups, model.arch.stage_layers(config.parallel)))
     return KvShape(
         model=_model_digest(config, model),
         cache_dtype=model.cache_dtype,

@@ -20,7 +20,6 @@ from pathlib import Path
 
 import torch
 from pagefleet_kv.port import KVPages
-from pagefleet_protocol.model_config.shape import WITHOUT_STAGES
 
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.kv_groups import group_layers
@@ -436,9 +435,7 @@ def _check(config: EngineConfig, device: torch.device, arch: ModelArch) -> None:
     """Raises ConfigError where the ranks cannot be, before any is started."""
     if not hasattr(os, "eventfd"):
         raise ConfigError(f"{config.parallel.describe()}, and ranks need Linux: leave it out")
-    config.parallel.stage_layers(arch.num_layers)
-    if config.parallel.pipeline_parallel_size > 1 and arch.model_type in WITHOUT_STAGES:
-        raise ConfigError(f"{arch.model_type} cannot be divided into stages: give tensor_parallel_size instead")
+    arch.stage_layers(config.parallel)
     size, whole_experts = config.parallel.tensor_parallel_size, config.parallel.enable_expert_parallel
     for rank in range(size):
         arch.of_rank(rank, size, whole_experts=whole_experts)

@@ -104,7 +104,7 @@ def kv_shards(arch: ModelArch, parallel: Parallelism, groups: KVGroups) -> list[
     Raises:
         ConfigError: the heads do not divide.
     """
-    stages, size = stage_slots(groups, parallel.stage_layers(arch.num_layers)), parallel.tensor_parallel_size
+    stages, size = stage_slots(groups, arch.stage_layers(parallel)), parallel.tensor_parallel_size
     shards = []
     for part in map(parallel.part, range(parallel.world_size)):
         (heads,) = own_heads(arch.num_heads, arch.kv.heads, part.tensor, size)[1].ranges

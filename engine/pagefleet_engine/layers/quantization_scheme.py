@@ -223,6 +223,8 @@ class Quantization:
     """Layers that stay as they are, whatever the rules say."""
     kv_scales: bool = False
     """The checkpoint has `k_scale` and `v_scale` for each layer's KV cache."""
+    leaves_stacks: bool = False
+    """Experts in one tensor are in a float type, whatever the rules say."""
 
     def scheme(self, names: Sequence[str]) -> Scheme | None:
         """The scheme of a layer that the checkpoint holds under `names`, several where projections are merged.

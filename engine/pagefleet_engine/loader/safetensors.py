@@ -243,11 +243,14 @@ def _check_names(
     others: Collection[str],
 ) -> None:
     seen: dict[str, Path] = {}
+    floats: set[str] = set()
     for file in files:
         for name in file.names:
             if name in seen:
                 raise ModelLoadError(f"{file.path} and {seen[name]} both hold {name}: keep one set of files")
             seen[name] = file.path
+            if file.dtype(name) in _FLOATING:
+                floats.add(name)
     missing = sorted(destinations.keys() - seen.keys())
     if missing:
         heads = sorted(name for name in seen if name.startswith(_OTHER_HEADS))
@@ -256,14 +259,30 @@ def _check_names(
                 f"{folder}: the weights have {name_some(heads)} and no {name_some(missing)}: this model classifies or "
                 "scores text and generates none; give one that was saved as ...ForCausalLM"
             )
+        if plain := sorted(floats & set(map(_scaled_by, missing))):
+            raise ModelLoadError(
+                f"{folder}: the weights have {name_some(plain)} in a float type, and config.json a quantized one: name "
+                "such layers there (ignore, modules_to_not_convert, llm_int8_skip_modules), or give another checkpoint"
+            )
         raise ModelLoadError(f"{folder}: the weights lack {name_some(missing)}: download the checkpoint again")
     known = destinations.keys() | others
     extra = sorted(name for name in seen if name not in known and not is_ignorable(name, passed_over))
+    if quantized := sorted(destinations.keys() & set(map(_scaled_by, extra)) - floats):
+        raise ModelLoadError(
+            f"{seen[quantized[0]]}: the weights have {name_some(quantized)} quantized, where the model has floats: "
+            "repair quantization_config in config.json, or give a checkpoint that leaves routers in floats"
+        )
     if extra:
         raise ModelLoadError(
             f"{seen[extra[0]]}: no place in the model for {name_some(extra)}: the config.json beside it is of another "
             "model"
         )
+
+
+def _scaled_by(name: str) -> str:
+    """The weight that a scale of this name belongs to; else the name itself."""
+    layer, dot, kind = name.rpartition(".")
+    return f"{layer}.weight" if dot and kind.startswith("weight_") else name
 
 
 def _check_form(file: TensorSource, name: str, destination: Destination) -> None:

@@ -50,7 +50,7 @@ def save_shards(config: EngineConfig, arch: ModelArch, folder: Path, out: Path, 
     if any(out.iterdir()):
         raise ConfigError(f"{out} is not empty: give a new folder")
     dtype = checkpoint_dtype(config.model.dtype, arch.dtype)
-    for stage, layers in enumerate(parallel.stage_layers(arch.num_layers)):
+    for stage, layers in enumerate(arch.stage_layers(parallel)):
         for tensor in range(parallel.tensor_parallel_size):
             seat = _Seat(parallel.tensor_parallel_size, tensor)
             own = None if parallel.pipeline_parallel_size == 1 else layers

@@ -73,37 +73,47 @@ class AltUp:
         return routed_UA.float().tanh_().to(x_UD.dtype)
 
 
-class Versions:
-    """From the embedding to all versions of the stream, and from these to one hidden state; each version but the first
-    is a projection, scaled to the first one's length."""
+class SplitVersions:
+    """From the embedding to all versions of the stream; each but the first is a projection, scaled to its length."""
 
     def __init__(self, arch: ModelArch, altup: AltUpArch, placement: Placement) -> None:
-        hidden = arch.hidden_size
-
-        def projections(name: str) -> list[Linear]:
-            numbers = range(altup.num_inputs - 1)
-            return [Linear(hidden, (hidden,), False, placement.within(f"{name}.{number}")) for number in numbers]
-
-        self._projections = {name: projections(name) for name in ("altup_projections", "altup_unembed_projections")}
+        self._projections = _projections("altup_projections", arch, altup, placement)
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See HasWeights."""
-        for name, layers in self._projections.items():
-            for number, layer in enumerate(layers):
-                yield from prefixed(f"{name}.{number}", layer)
+        for name, layer in self._projections.items():
+            yield from prefixed(name, layer)
 
-    def split(self, embedded_UD: Tensor) -> Tensor:
+    def __call__(self, embedded_UD: Tensor) -> Tensor:
         """[U, A, D]."""
         length_U1 = _length(embedded_UD)
-        others = [_scaled(layer(embedded_UD), length_U1) for layer in self._projections["altup_projections"]]
+        others = [_scaled(layer(embedded_UD), length_U1) for layer in self._projections.values()]
         return torch.stack((embedded_UD, *others), dim=1)
 
-    def join(self, stream_UAD: Tensor) -> Tensor:
+
+class JoinedVersions:
+    """From all versions of the stream to one hidden state, by the same projections the other way."""
+
+    def __init__(self, arch: ModelArch, altup: AltUpArch, placement: Placement) -> None:
+        self._projections = _projections("altup_unembed_projections", arch, altup, placement)
+
+    def weights(self) -> Iterator[tuple[str, Weight]]:
+        """See HasWeights."""
+        for name, layer in self._projections.items():
+            yield from prefixed(name, layer)
+
+    def __call__(self, stream_UAD: Tensor) -> Tensor:
         """[U, D]: the mean."""
         first_UD, *rest = stream_UAD.unbind(1)
-        length_U1, layers = _length(first_UD), self._projections["altup_unembed_projections"]
+        length_U1, layers = _length(first_UD), self._projections.values()
         others = [_scaled(layer(x_UD.contiguous()), length_U1) for layer, x_UD in zip(layers, rest, strict=True)]
         return torch.stack((first_UD, *others)).mean(0)
+
+
+def _projections(name: str, arch: ModelArch, altup: AltUpArch, placement: Placement) -> dict[str, Linear]:
+    """Of all versions but the first, by name."""
+    hidden, names = arch.hidden_size, [f"{name}.{number}" for number in range(altup.num_inputs - 1)]
+    return {name: Linear(hidden, (hidden,), False, placement.within(name)) for name in names}
 
 
 def _length(x_UD: Tensor) -> Tensor:

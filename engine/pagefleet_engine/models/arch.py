@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,6 +14,7 @@ from pagefleet_engine.layers.moe.routing import Routing
 from pagefleet_engine.layers.quantization_scheme import Quantization
 from pagefleet_engine.layers.rotary_frequencies import RopeParameters
 from pagefleet_engine.layers.shard import own_heads, shares
+from pagefleet_engine.ranks.parallelism import Parallelism
 
 LayerNorms = Literal["before", "around", "after", "shared", "apart", "of sums"]
 """Where attention and the MLP are normalised: what they read, what they give, or both; or they stand side by side and
@@ -74,6 +76,8 @@ class AltUpArch:
     per_layer_vocab_size: int
     per_layer_size: int
     """Width of what each layer gets of the tokens themselves."""
+    num_layers: int
+    """Of the whole model, also in a stage."""
     sparsity: tuple[float, ...]
     """Per layer: share of the MLP's gate that is cut off; 0: none."""
 
@@ -170,6 +174,22 @@ class ModelArch:
         return self.windows[: self.num_layers - self.num_kv_shared_layers]
 
     @property
+    def latest_start(self) -> int:
+        """The last layer that a stage of a pipeline may begin with: what later ones read is kept behind it."""
+        keeping = len(self.kept_windows)
+        if keeping == self.num_layers:
+            return self.num_layers - 1
+        kept, reading = self.layer_ropes[:keeping], {*self.layer_ropes[keeping:]}
+        return min(max(layer for layer, kind in enumerate(kept) if kind == one) for one in reading)
+
+    @property
+    def passed_width(self) -> int:
+        """Numbers of a token that a stage of a pipeline gives the next."""
+        if self.altup is None:
+            return self.hidden_size
+        return self.altup.num_inputs * self.hidden_size + self.altup.num_layers * self.altup.per_layer_size
+
+    @property
     def rope_head_dim(self) -> int:
         """Size of the heads that rotations are for."""
         return self.latent.rope_dim if self.latent is not None else self.head_dim
@@ -212,8 +232,20 @@ class ModelArch:
         """What a stage with these layers computes."""
         own = slice(layers.start, layers.stop)
         experts = self.experts and replace(self.experts, layers=self.experts.layers[own])
-        ropes, windows = self.layer_ropes[own], self.windows[own]
-        return replace(self, num_layers=len(layers), layer_ropes=ropes, windows=windows, experts=experts)
+        altup = self.altup and replace(self.altup, sparsity=self.altup.sparsity[own])
+        return replace(
+            self,
+            num_layers=len(layers),
+            layer_ropes=self.layer_ropes[own],
+            windows=self.windows[own],
+            num_kv_shared_layers=max(0, layers.stop - max(layers.start, len(self.kept_windows))),
+            experts=experts,
+            altup=altup,
+        )
+
+    def stage_layers(self, parallel: Parallelism) -> Sequence[range]:
+        """Each stage's layers. Raises ConfigError where the model cannot be divided so."""
+        return parallel.stage_layers(self.num_layers, self.latest_start)
 
     def for_length(self, length: int) -> ModelArch:
         """The same for sequences of at most `length` tokens: settles what depends on it.

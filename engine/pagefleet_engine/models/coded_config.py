@@ -51,7 +51,8 @@ def read_coded_group(group: ConfigFields, used: str) -> CodedScheme:
 
 
 def read_bitsandbytes(section: ConfigFields) -> Quantization:
-    """`quant_method` bitsandbytes, of weights that were saved quantized.
+    """`quant_method` bitsandbytes, of weights that were saved quantized: those of linear layers, which experts in one
+    tensor are not.
 
     Raises:
         ModelLoadError: it is not run.
@@ -78,4 +79,4 @@ def read_bitsandbytes(section: ConfigFields) -> Quantization:
             first_is_upper=True,
         )
     left = map(anywhere, map(own_name, section.texts("llm_int8_skip_modules")))
-    return Quantization(rules=(Rule(("Linear",), scheme),), ignored=("lm_head", *left))
+    return Quantization(rules=(Rule(("Linear",), scheme),), ignored=("lm_head", *left), leaves_stacks=True)

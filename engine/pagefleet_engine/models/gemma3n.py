@@ -14,6 +14,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from typing import Self
 
+import torch
 from pagefleet_protocol.model_config.fields import ConfigFields
 from pagefleet_protocol.model_config.shape import ModelShape
 from torch import Tensor
@@ -25,7 +26,7 @@ from pagefleet_engine.layers.norm import RMSNorm
 from pagefleet_engine.layers.rotary import RotaryEmbedding
 from pagefleet_engine.layers.token_ranks import token_ranks
 from pagefleet_engine.layers.weight import Placement, Weight, prefixed
-from pagefleet_engine.models.altup import Versions
+from pagefleet_engine.models.altup import JoinedVersions, SplitVersions
 from pagefleet_engine.models.arch import AltUpArch, ModelArch
 from pagefleet_engine.models.blocks import Attention, Traits
 from pagefleet_engine.models.config_file import read_shared
@@ -79,6 +80,7 @@ def _altup(fields: ConfigFields, num_layers: int) -> AltUpArch:
         laurel_rank=fields.count("laurel_rank"),
         per_layer_vocab_size=fields.count("vocab_size_per_layer_input"),
         per_layer_size=fields.count("hidden_size_per_layer_input"),
+        num_layers=num_layers,
         sparsity=sparsity,
     )
 
@@ -91,28 +93,38 @@ def build(arch: ModelArch, placement: Placement) -> Gemma3nModel:
 
 
 class Gemma3nModel:
-    """Implements `Model`."""
+    """Implements `Model`; or what a stage of a pipeline has of it. The first one makes the inputs of all layers, and
+    stages give each other these beside the versions of the stream."""
 
     def __init__(self, arch: ModelArch, placement: Placement) -> None:
-        altup, ranks = arch.altup, placement.tensor
+        layers = placement.own_layers(arch.num_layers)
+        own, ranks, bias = arch.of_layers(layers), placement.tensor, arch.attention_bias
+        altup = own.altup
         assert altup is not None, "the family reads it"
-        bias = arch.attention_bias
         traits = Traits(qkv_bias=bias, output_bias=bias, query_key_norm="heads")
-        self.arch = arch.of_rank(ranks.index, ranks.size)
+        self.arch = own.of_rank(ranks.index, ranks.size)
         """See Model."""
-        self._tokens = token_ranks(placement)
-        self._embed_tokens = Embedding(arch.vocab_size, arch.hidden_size, placement, arch.hidden_size**0.5)
-        self._inputs = _LayerInputs(arch, altup, placement.within("model"))
-        self._versions = Versions(arch, altup, placement.within("model"))
-        self._layers = list(enumerate(_layers(arch, altup, traits, placement)))
+        self._tokens, self._numbers, self._altup = token_ranks(placement), layers, altup
+        self._layers = list(enumerate(_layers(own, altup, traits, placement, layers.start)))
         self._rotaries = [RotaryEmbedding(rope, arch.head_dim, arch.context_length, placement) for rope in arch.ropes]
-        tied_to = self._embed_tokens if arch.tie_word_embeddings else None
-        self._end = DecoderEnd(arch, traits, placement, tied_to)
+        self._embed_tokens: Embedding | None = None
+        self._start: _Start | None = None
+        self._join: JoinedVersions | None = None
+        self._end: DecoderEnd | None = None
+        is_first, is_last = layers.start == 0, layers.stop == arch.num_layers
+        if is_first or (is_last and arch.tie_word_embeddings):
+            self._embed_tokens = Embedding(arch.vocab_size, arch.hidden_size, placement, arch.hidden_size**0.5)
+            if is_first:
+                self._start = _Start(self._embed_tokens, arch, altup, placement.within("model"))
+        if is_last:
+            tied_to = self._embed_tokens if arch.tie_word_embeddings else None
+            self._join = JoinedVersions(arch, altup, placement.within("model"))
+            self._end = DecoderEnd(arch, traits, placement, tied_to)
 
     @property
     def divided_head(self) -> LMHead | None:
         """See Model."""
-        return self._end.head if self._end.head.part is not None else None
+        return self._end.head if self._end is not None and self._end.head.part is not None else None
 
     def excerpt(self) -> Self:
         """See Model."""
@@ -124,46 +136,79 @@ class Gemma3nModel:
         """Equal for two layers that launch the same kernels on tensors of the same forms."""
         index, layer = self._layers[place]
         forms = [(name, weight.part_shapes, weight.dtype, weight.kept) for name, weight in layer.weights()]
-        assert self.arch.altup is not None, "the family reads it"
-        is_cut = self.arch.altup.sparsity[index] > 0.0
+        is_cut = self._altup.sparsity[index] > 0.0
         return self.arch.layer_ropes[index], self.arch.windows[index], is_cut, tuple(forms)
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See Model."""
-        yield from prefixed("model.embed_tokens", self._embed_tokens)
-        yield from prefixed("model", self._inputs)
-        yield from prefixed("model", self._versions)
+        if self._embed_tokens is not None:
+            yield from prefixed("model.embed_tokens", self._embed_tokens)
+        if self._start is not None:
+            yield from prefixed("model", self._start)
         for index, layer in self._layers:
-            yield from prefixed(f"model.layers.{index}", layer)
-        yield from self._end.weights()
+            yield from prefixed(f"model.layers.{self._numbers[index]}", layer)
+        if self._join is not None and self._end is not None:
+            yield from prefixed("model", self._join)
+            yield from self._end.weights()
 
     def forward(self, entering: Tensor, positions_T: Tensor, step: AttentionStep) -> Tensor:
         """See Model."""
-        embedded_UD = self._embed_tokens(entering)
-        inputs_ULP = self._inputs(entering, embedded_UD)
-        stream_UAD = self._versions.split(embedded_UD)
+        stream_UAD, inputs_ULP = self._taken(entering) if self._start is None else self._start(entering)
         rotations = [rotary.at(positions_T) for rotary in self._rotaries]
         for index, layer in self._layers:
             rotation = rotations[self.arch.layer_ropes[index]]
-            stream_UAD = layer(stream_UAD, inputs_ULP[:, index], rotation, step)
-        assert self._end.norm is not None, "its layers do not normalise the stream"
-        normed_UD = self._end.norm(self._versions.join(stream_UAD))
-        return self._tokens.gather(normed_UD, len(positions_T))
+            stream_UAD = layer(stream_UAD, inputs_ULP[:, self._numbers[index]], rotation, step)
+        if self._join is None or self._end is None or self._end.norm is None:
+            given_UX = torch.cat((stream_UAD.flatten(1), inputs_ULP.flatten(1)), 1)
+            return self._tokens.gather(given_UX, len(positions_T))
+        return self._tokens.gather(self._end.norm(self._join(stream_UAD)), len(positions_T))
+
+    def _taken(self, given_TX: Tensor) -> tuple[Tensor, Tensor]:
+        """What the stage before gave, of this rank's tokens."""
+        given_UX, altup = self._tokens.own(given_TX), self._altup
+        width = altup.num_inputs * self.arch.hidden_size
+        stream_UAD = given_UX[:, :width].contiguous().view(-1, altup.num_inputs, self.arch.hidden_size)
+        return stream_UAD, given_UX[:, width:].view(-1, altup.num_layers, altup.per_layer_size)
 
     def logits(self, hidden_SD: Tensor) -> Tensor:
         """See Model."""
+        assert self._end is not None, "the last stage has the head"
         return self._end.head(hidden_SD)
 
 
-def _layers(arch: ModelArch, altup: AltUpArch, traits: Traits, placement: Placement) -> Iterator[Gemma3nLayer]:
+def _layers(
+    arch: ModelArch, altup: AltUpArch, traits: Traits, placement: Placement, start: int
+) -> Iterator[Gemma3nLayer]:
+    """Of a stage whose first layer has the number `start` in the model."""
     kept_by: dict[int, Attention] = {}
     num_keeping = len(arch.kept_windows)
     for index, kind in enumerate(arch.layer_ropes):
-        within = placement.within(f"model.layers.{index}")
+        within = placement.within(f"model.layers.{start + index}")
         layer = Gemma3nLayer(arch, altup, index, traits, within, kept_by[kind] if index >= num_keeping else None)
         if isinstance(layer.attention, Attention):
             kept_by[kind] = layer.attention
         yield layer
+
+
+class _Start:
+    """From tokens to the versions of the stream, and to the inputs of all layers; the embedding's weights are told
+    elsewhere, as it may be the head as well."""
+
+    def __init__(self, embed_tokens: Embedding, arch: ModelArch, altup: AltUpArch, placement: Placement) -> None:
+        self._embed_tokens = embed_tokens
+        self._inputs = _LayerInputs(arch, altup, placement)
+        self._split = SplitVersions(arch, altup, placement)
+
+    def weights(self) -> Iterator[tuple[str, Weight]]:
+        """See HasWeights."""
+        yield from self._inputs.weights()
+        yield from self._split.weights()
+
+    def __call__(self, token_ids_T: Tensor) -> tuple[Tensor, Tensor]:
+        """[U, A, D] and [U, L, P]."""
+        embedded_UD = self._embed_tokens(token_ids_T)
+        inputs_ULP = self._inputs(token_ids_T, embedded_UD)
+        return self._split(embedded_UD), inputs_ULP
 
 
 class _LayerInputs:

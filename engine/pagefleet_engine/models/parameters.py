@@ -36,6 +36,11 @@ class ParameterCount:
         """As models publish it: what one token uses, and tables whole but one that stays behind (`looked_up`)."""
         return self.total - self.looked_up - self.experts + self.used_experts
 
+    def describe(self) -> str:
+        """For the log."""
+        active = "" if self.active == self.total else f", {self.active / 1e9:.3g} B active"
+        return f"{self.total / 1e9:.3g} B parameters{active}"
+
 
 def count_parameters(arch: ModelArch) -> ParameterCount:
     """Of a model of this shape, or of a rank's part of it."""

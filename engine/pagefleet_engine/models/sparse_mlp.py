@@ -18,7 +18,7 @@ from torch import Tensor
 from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep
 from pagefleet_engine.layers.moe.balanced import BalancedExperts
 from pagefleet_engine.layers.moe.exchange import OwnExperts, own_experts
-from pagefleet_engine.layers.moe.expert_slots import Stacked, bias_slots, expert_slots
+from pagefleet_engine.layers.moe.expert_slots import Stacked, bias_slots, expert_slots, of_stack
 from pagefleet_engine.layers.moe.experts import Experts, HostExperts, over_scaled_inputs
 from pagefleet_engine.layers.moe.grouped_experts import GroupedExperts
 from pagefleet_engine.layers.moe.native_experts import NativeExperts, native_experts
@@ -182,5 +182,5 @@ def _native_experts(
 
 def _scheme(name: str | Stacked, num_parts: int, placement: Placement, expert: int = 0) -> Scheme | None:
     if isinstance(name, Stacked):
-        return placement.within(name.name).scheme(1)
+        return of_stack(name, placement).scheme(1)
     return placement.within(name.format(expert)).scheme(num_parts)

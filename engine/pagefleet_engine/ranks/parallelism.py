@@ -236,30 +236,40 @@ class Parallelism:
                 f"ranks are {num_experts * (ranks - 1)} more: give that at most"
             )
 
-    def stage_layers(self, num_layers: int) -> Sequence[range]:
-        """Each stage's of a model's layers.
+    def stage_layers(self, num_layers: int, latest_start: int) -> Sequence[range]:
+        """Each stage's of a model's layers; none begins behind `latest_start`.
 
         In equal parts. Layers that are over go to the stages between the first and the last, which have an embedding
         and a head besides; then to the first, whose embedding takes memory but no time.
 
         Raises:
-            ConfigError: there are fewer layers than stages, or the numbers that were given do not add up.
+            ConfigError: there are fewer layers than stages, or the numbers that were given do not add up, or part
+                layers that have to be together.
         """
         stages = self.pipeline_parallel_size
-        if num_layers < stages:
+        if latest_start < stages - 1:
+            together = num_layers - latest_start
+            which = f", the last {together} of which have to be together" if together > 1 else ""
             raise ConfigError(
-                f"pipeline_parallel_size is {stages}, and the model has {num_layers} layers: give that many at most"
+                f"pipeline_parallel_size is {stages}, and the model has {num_layers} layers{which}: "
+                f"give {latest_start + 1} at most"
             )
         if self.pipeline_layers is None:
-            each, over = divmod(num_layers, stages)
+            last = max(num_layers // stages, num_layers - latest_start)
+            each, over = divmod(num_layers - last, max(1, stages - 1))
             favoured = [*range(1, stages - 1), 0][:over]
-            sizes = [each + (stage in favoured) for stage in range(stages)]
+            sizes = [*(each + (stage in favoured) for stage in range(stages - 1)), last]
         else:
             sizes = self._given_layers()
             if sum(sizes) != num_layers:
                 raise ConfigError(
                     f"pipeline_layers {self.pipeline_layers} are {sum(sizes)} layers, and the model has {num_layers}: "
                     "give numbers that add up to it"
+                )
+            if num_layers - sizes[-1] > latest_start:
+                raise ConfigError(
+                    f"pipeline_layers is {self.pipeline_layers}, and the last {num_layers - latest_start} layers read "
+                    "what some of them keep: give the last stage as many at least"
                 )
         ends = [0, *itertools.accumulate(sizes)]
         return [range(start, stop) for start, stop in itertools.pairwise(ends)]

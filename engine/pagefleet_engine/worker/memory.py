@@ -81,7 +81,7 @@ def activation_bytes(
     per_token = (4 * arch.hidden_size + attention + 3 * arch.intermediate_size) * itemsize
     if arch.altup is not None:
         # The stream, what is predicted of it, and the next one; inputs of layers, in three forms.
-        widths = arch.altup.num_inputs * arch.hidden_size, arch.num_layers * arch.altup.per_layer_size
+        widths = arch.altup.num_inputs * arch.hidden_size, arch.altup.num_layers * arch.altup.per_layer_size
         per_token += 3 * sum(widths) * itemsize
     if arch.experts is not None:
         each = (3 * arch.hidden_size + 3 * arch.experts.intermediate_size) * itemsize + 4 * arch.hidden_size

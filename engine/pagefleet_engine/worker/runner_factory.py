@@ -177,7 +177,7 @@ class RunnerFactory:
         links = self._links
         if links.inlet is None and links.outlet is None:
             return Stage()
-        shape = (limits.max_num_batched_tokens, self._model.arch.hidden_size)
+        shape = (limits.max_num_batched_tokens, self._model.arch.passed_width)
         return Stage(links, torch.zeros(shape, dtype=self._dtype, device=self._device))
 
     def _backend(self, pool: Tensor, layout: KVLayout) -> AttentionBackend:

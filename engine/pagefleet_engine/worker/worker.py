@@ -22,6 +22,7 @@ from pagefleet_engine.loader.sharded import OwnShard
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.decoder import DecoderModel
 from pagefleet_engine.models.model import Model
+from pagefleet_engine.models.parameters import count_parameters
 from pagefleet_engine.models.quantization_config import settle_quantization
 from pagefleet_engine.ranks.communicators import Communicators
 from pagefleet_engine.startup import StartupTimes
@@ -92,7 +93,7 @@ class Worker:
         self._arch = arch
         self.kv_groups = group_layers(arch.kept_windows, chunked=arch.chunked)
         """Which layers of the model share a block table."""
-        self._layers = config.parallel.stage_layers(arch.num_layers)[self._part.stage]
+        self._layers = arch.stage_layers(config.parallel)[self._part.stage]
         self.max_in_flight = _max_in_flight(config, self._device)
         """Steps that may be launched before the first of them is waited for."""
         self._num_threads = set_num_threads(config.model.num_threads)
@@ -222,9 +223,10 @@ class Worker:
         with self._times.phase("weights"), naming_the_remedy("weights"):
             shard = OwnShard.of(self._config.parallel, self._part) if config.load_format == SHARDED else None
             model = load_model(folder, arch, self._placement(), shard or config.load_format, config.seed, count)
-        own = "" if self._part.num_stages == 1 else f" layers {self._layers.start} to {self._layers.stop - 1}:"
+        whole, layers = self._part.num_stages == 1, f"layers {self._layers.start} to {self._layers.stop - 1}"
         where = f"{self._num_threads} CPU threads" if self._device.type == "cpu" else str(self._device)
-        _log.info("loaded %s:%s %s on %s", arch.model_type, own, _name(self._dtype), where)
+        own = count_parameters(arch).describe() if whole else layers
+        _log.info("loaded %s: %s, %s on %s", arch.model_type, own, _name(self._dtype), where)
         return model
 
     def _placement(self) -> Placement:

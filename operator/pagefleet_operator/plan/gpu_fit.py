@@ -15,7 +15,7 @@ from fractions import Fraction
 
 from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import ResolvedMemory
-from pagefleet_protocol.model_config.shape import WITHOUT_STAGES
+from pagefleet_protocol.model_config.shape import UNEVEN_STAGES
 from pagefleet_protocol.model_facts import ModelFacts
 from pagefleet_protocol.parallelism import MAX_RANKS
 from pagefleet_protocol.quantities import quantity
@@ -108,30 +108,33 @@ def check_fit(service: InferenceService, resolved: Resolved) -> Fit:
     if resolved.max_model_len is not None and resolved.max_model_len > made_for:
         message = f"is {resolved.max_model_len}, the model was made for {made_for} tokens: give that at most"
         return Fit(Refusal("spec.engine.maxModelLen", Reason.INVALID_SPEC, message), None, made_for)
-    need = _need(resolved, facts)
+    need, active = _need(resolved, facts), _active(resolved, facts)
     wanted = resolved.max_model_len or facts.default_length or made_for
     device = _device(resolved)
     if device is None:
         place = "its profile has no gpuMemory" if resolved.profile else "no InferenceProfile tells the GPU's memory"
         reason = place if resolved.gpus else "resources.memory is not set"
         memory = _memory(need, wanted, None)
-        return Fit(None, memory, wanted, (f"whether the model fits was not checked: {reason}",))
+        return Fit(None, memory, wanted, (*active, f"whether the model fits was not checked: {reason}"))
     longest = need.longest(device.usable - need.weights)
     if resolved.max_model_len is not None or longest < min(wanted, MIN_LENGTH):
         asked = resolved.max_model_len or min(wanted, MIN_LENGTH)
         refusal = None
         if asked > longest:
             refusal = _refuse(resolved, need, device, asked, _advice(service, resolved, need, device, longest))
-        return Fit(refusal, _memory(need, asked, device), asked)
+        return Fit(refusal, _memory(need, asked, device), asked, active)
     served = min(wanted, longest)
     shorter = () if served == wanted else (_shortened(served, wanted, device),)
-    return Fit(None, _memory(need, served, device), served, shorter)
+    return Fit(None, _memory(need, served, device), served, (*active, *shorter))
 
 
 def _undivided(ranks: Ranks, facts: ModelFacts) -> Refusal | None:
     """Refuse ranks among which heads, layers or experts cannot be shared out."""
-    if ranks.pipeline > 1 and facts.architecture in WITHOUT_STAGES:
-        message = f"is {ranks.pipeline}, and {facts.architecture} has no stages: give parallelism.tensor instead"
+    if ranks.pipeline > 1 and facts.architecture in UNEVEN_STAGES:
+        message = (
+            f"is {ranks.pipeline}, and stages of {facts.architecture} need memory that is not reckoned here: "
+            "give parallelism.tensor instead"
+        )
         return Refusal("spec.parallelism.pipeline", Reason.INVALID_SPEC, message)
     if ranks.pipeline > facts.num_layers:
         message = f"is {ranks.pipeline}, and the model has {facts.num_layers} layers: give that at most"
@@ -173,6 +176,16 @@ def _most_experts(ranks: Ranks, facts: ModelFacts) -> Fraction:
     if not ranks.expert or not facts.num_experts:
         return Fraction(1, ranks.apart)
     return Fraction(-(-facts.num_experts // ranks.apart), facts.num_experts)
+
+
+def _active(resolved: Resolved, facts: ModelFacts) -> tuple[str, ...]:
+    """Say how much of a mixture of experts a token goes through: it has to be there whole, and is not read whole."""
+    if not (facts.num_experts and facts.experts_per_token):
+        return ()
+    common, experts = _weight_bytes(resolved, facts)
+    active = common + experts * facts.experts_per_token // facts.num_experts
+    chosen = f"{facts.experts_per_token} of {facts.num_experts} experts in a layer"
+    return (f"weights: {_gib(common + experts)} in all, {_gib(active)} active for a token, with {chosen}",)
 
 
 def _device(resolved: Resolved) -> _Device | None:

@@ -48,6 +48,8 @@ class ModelShape:
     """The last layers, that keep nothing of a token: they read what an earlier layer of their kind keeps."""
     num_experts: int
     """That tokens choose from in a layer; 0: none has experts."""
+    experts_per_token: int
+    """That one token chooses."""
     context_length: int
     """Most positions the model was made for, rope scaling included."""
     default_length: int
@@ -99,6 +101,7 @@ def read_shape(config: Mapping[str, Any], source: str) -> ModelShape:
         chunked=family.chunked,
         num_kv_shared_layers=_kv_shared_layers(fields, windows) if family.shares_kv else 0,
         num_experts=_num_experts(fields) if family.mixture else 0,
+        experts_per_token=fields.count("num_experts_per_tok") if family.mixture else 0,
         context_length=context_length,
         default_length=default_length,
         dtype=fields.text("dtype", fields.text("torch_dtype", "float32")).removeprefix("torch."),
@@ -357,5 +360,5 @@ _FAMILIES: Mapping[str, _Family] = {
 }
 MODEL_TYPES = tuple(_FAMILIES)
 """Every `model_type` that runs."""
-WITHOUT_STAGES = frozenset(kind for kind, family in _FAMILIES.items() if family.shares_kv)
-"""Those whose layers cannot be divided into stages of a pipeline: the last ones read what the first ones keep."""
+UNEVEN_STAGES = frozenset(kind for kind, family in _FAMILIES.items() if family.shares_kv)
+"""Those whose stages of a pipeline differ much in memory: the first has the tables of all layers' own inputs."""

@@ -99,6 +99,7 @@ def test_costs_of_published_shapes(
 )
 def test_parameters_are_as_published(name: str, total: float, active: float, tmp_path: Path) -> None:
     count = count_parameters(arch_of(name, tmp_path))
+    assert ("active" in count.describe()) == (count.active < count.total)
     assert (count.total / 1e9, count.active / 1e9) == pytest.approx((total, active), rel=0.03)
 
 

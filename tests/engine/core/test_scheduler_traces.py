@@ -71,22 +71,25 @@ events = st.lists(
     max_size=30,
 )
 engines = st.builds(
-    lambda num_blocks, block_size, seqs, extra, threshold, policy, caching, depth, windows, cascade, piped: FakeEngine(
-        num_blocks * len(group_layers(windows)),
-        block_size,
-        SchedulerConfig(
-            max_num_seqs=seqs,
-            max_num_batched_tokens=seqs + extra,
-            long_prefill_token_threshold=threshold,
-            policy=policy,
-            max_num_queued_reqs=MAX_QUEUED,
-        ),
-        max_model_len=64,
-        enable_prefix_caching=caching,
-        max_in_flight=depth,
-        windows=windows,
-        cascade=cascade,
-        num_stages=depth if piped else 1,
+    lambda num_blocks, block_size, seqs, extra, threshold, policy, caching, depth, windows, chunked, cascade, piped: (
+        FakeEngine(
+            num_blocks * len(group_layers(windows)),
+            block_size,
+            SchedulerConfig(
+                max_num_seqs=seqs,
+                max_num_batched_tokens=seqs + extra,
+                long_prefill_token_threshold=threshold,
+                policy=policy,
+                max_num_queued_reqs=MAX_QUEUED,
+            ),
+            max_model_len=64,
+            enable_prefix_caching=caching,
+            max_in_flight=depth,
+            windows=windows,
+            chunked=chunked,
+            cascade=cascade,
+            num_stages=depth if piped else 1,
+        )
     ),
     st.integers(2, 24),
     st.integers(1, 8),
@@ -97,6 +100,7 @@ engines = st.builds(
     st.sampled_from([True, True, True, False]),
     st.sampled_from([2, 1, 3]),
     st.sampled_from(WINDOWS),
+    st.booleans(),
     st.booleans(),
     st.booleans(),
 )

@@ -83,6 +83,7 @@ class Setting:
     policy: Policy
     depth: int
     windows: tuple[int | None, ...] = (None,)
+    chunked: bool = False
 
 
 engines = st.builds(
@@ -94,6 +95,7 @@ engines = st.builds(
     st.sampled_from(["fcfs", "priority"]),
     st.sampled_from([1, 2, 3]),
     st.sampled_from([(None,), (None,), (None, 5), (9,), (None, 4, 4, 4), (17, 3)]),
+    st.booleans(),
 )
 
 
@@ -115,6 +117,7 @@ class TransferTrace(Trace):
             max_model_len=64,
             max_in_flight=setting.depth,
             windows=setting.windows,
+            chunked=setting.chunked,
             connector=self.connector,
         )
         super().__init__(engine)

@@ -144,6 +144,17 @@ def test_experts_of_a_few_bits_compute_what_a_cpu_does(
     assert served.tokens == on_cpu(folder, dtype="float32")
 
 
+@pytest.mark.parametrize("inputs", cases(("token",), ("token", "tensor")))
+def test_experts_with_zero_points_compute_what_a_cpu_does(
+    inputs: str, make_checkpoint: Callable[..., Path], on_cpu: Callable[..., list[list[int]]], tmp_path: Path
+) -> None:
+    recipe = Recipe("int", "channel", inputs, zeros=True)
+    folder = quantize_checkpoint(make_checkpoint("qwen3_moe"), tmp_path / "quantized", recipe)
+    served = serve(folder, batches=MIXED, computes=True, dtype="float32")
+    check(served)
+    assert served.tokens == on_cpu(folder, dtype="float32")
+
+
 def test_experts_in_four_bits_serve(make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     folder = mxfp4_checkpoint(make_checkpoint("gpt_oss", dtype="bfloat16"), tmp_path / "mxfp4")
     check(serve(folder, batches=MIXED))

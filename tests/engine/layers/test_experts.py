@@ -38,7 +38,15 @@ SCHEMES: dict[str, dict[str, Any] | None] = {
     "fp8 channel": {"number": "fp8", "weight_scales": "channel", "input_scales": "token"},
     "fp8 block": {"number": "fp8", "weight_scales": "block", "input_scales": "group", "block": (BLOCK, BLOCK)},
     "fp8 weights alone": {"number": "fp8", "weight_scales": "channel", "input_scales": "none"},
+    "fp8, bounded": {"number": "fp8", "weight_scales": "channel", "input_scales": "token", "input_bound": 2.0},
     "int8": {"number": "int8", "weight_scales": "channel", "input_scales": "token"},
+    "int8, zeros": {"number": "int8", "weight_scales": "channel", "input_scales": "token", "input_zero_points": True},
+    "int8, fixed zeros": {
+        "number": "int8",
+        "weight_scales": "channel",
+        "input_scales": "tensor",
+        "input_zero_points": True,
+    },
     "fp8 on load": {"number": "fp8", "weight_scales": "channel", "input_scales": "token", "on_load": True},
 }
 FEW_BITS: dict[str, Packed | Coded] = {
@@ -71,6 +79,10 @@ def unit_of(quantization: Quantization | None) -> int:
     """Inputs that ranks do not divide."""
     scheme = None if quantization is None else quantization.rules[-1].scheme
     return BLOCK if scheme is None or scheme.block is None else scheme.block[1]
+
+
+def bound_of(form: str) -> float | None:
+    return (SCHEMES.get(form) or {}).get("input_bound")
 
 
 def rounds_inputs(form: str) -> bool:
@@ -114,7 +126,9 @@ def store(form: str, weight: Tensor, generator: torch.Generator) -> tuple[dict[s
     wide = scale if scheme.block is None else scale.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
     numbers = (weight / wide).clamp(-127, 127)
     numbers = (numbers.round() if scheme.number == "int8" else numbers).to(scheme.storage)
-    fixed = {"input_scale": torch.tensor([0.03])} if scheme.input_scales == "tensor" else {}
+    fixed = {"input_scale": torch.tensor([0.05])} if scheme.input_scales == "tensor" else {}
+    if fixed and scheme.input_zero_points:
+        fixed["input_zero_point"] = torch.randint(-9, 9, (1,), generator=generator, dtype=torch.int8)
     return {"weight": numbers, "weight_scale": scale, **fixed}, numbers.float() * wide
 
 
@@ -128,14 +142,16 @@ def routes() -> Routes:
     return Routes(torch.rand(ROWS, TOP_K, generator=generator), experts)
 
 
-def expected(x: Tensor, meant: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
-    """Row by row, expert by expert."""
+def expected(x: Tensor, meant: list[tuple[Tensor, Tensor, Tensor]], bound: float | None = None) -> Tensor:
+    """Row by row, expert by expert; what a matrix reads is cut off at the bound."""
     out, found = torch.zeros_like(x), routes()
+    x = x.clamp(-bound, bound) if bound is not None else x
     for row, (experts, weights) in enumerate(zip(found.experts_TK.tolist(), found.weights_TK.tolist(), strict=True)):
         for expert, weight in zip(experts, weights, strict=True):
             if expert != NOWHERE:
                 gate, up, down = meant[expert]
-                out[row] += weight * (down @ (activate(gate @ x[row], "silu") * (up @ x[row])))
+                inner = activate(gate @ x[row], "silu") * (up @ x[row])
+                out[row] += weight * (down @ (inner.clamp(-bound, bound) if bound is not None else inner))
     return out
 
 
@@ -192,7 +208,7 @@ def test_every_combination(kind: str, form: str, exchange: str, size: int) -> No
 
     found = on_ranks(size, rank)
     assert exchange in BACKENDS or all(torch.equal(one, found[0]) for one in found)
-    wanted = expected(x, meant)
+    wanted = expected(x, meant, bound_of(form))
     exact = not rounds_inputs(form) and (kind != "native" or form == "plain")
     for one in found:
         error = (one - wanted[: len(one)]).abs().max() / wanted.abs().max()
@@ -218,15 +234,22 @@ def filled(kind: str, form: str = "plain") -> Experts:
     return experts
 
 
-@pytest.mark.skipif("native" not in EXPERTS, reason="the kernels of the CPU were not compiled")
-@pytest.mark.parametrize("form", ["plain", "int8"])
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        (kind, form)
+        for kind, forms in (("native", ("plain", "int8")), ("grouped", ("int8, zeros", "int8, fixed zeros")))
+        for form in forms
+        if kind in EXPERTS
+    ],
+)
 @torch.inference_mode()
-def test_compiled_experts_move_as_they_are(form: str) -> None:
-    experts, x = filled("native", form), torch.randn(ROWS, HIDDEN)
+def test_experts_move_as_they_are(kind: str, form: str) -> None:
+    experts, x = filled(kind, form), torch.randn(ROWS, HIDDEN)
     before, found = experts(x, routes()), routes()
-    held = [experts.stored(expert) for expert in range(NUM_EXPERTS)]
+    held = [[part.clone() for part in experts.stored(expert)] for expert in range(NUM_EXPERTS)]
     for slot, stored in enumerate(reversed(held)):
-        experts.take(slot, [part.clone() for part in stored])
+        experts.take(slot, stored)
     there = torch.where(found.experts_TK < 0, NOWHERE, NUM_EXPERTS - 1 - found.experts_TK)
     assert torch.equal(experts(x, Routes(found.weights_TK, there)), before)
 

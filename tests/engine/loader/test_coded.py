@@ -64,6 +64,17 @@ def test_experts_by_the_kernels_of_a_gpu_are_their_products(how: Coded, make_che
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=2e-3)
 
 
+@pytest.mark.parametrize("how", [NF4, Coded("int8")], ids=str)
+def test_experts_in_one_tensor_are_floats_in_checkpoints_of_bitsandbytes(
+    how: Coded, make_checkpoint: Make, tmp_path: Path
+) -> None:
+    """It quantizes linear layers, and such experts are none."""
+    folder = coded_checkpoint(make_checkpoint("granitemoe", intermediate_size=64), tmp_path / "coded", how)
+    with torch.inference_mode():
+        expected = reference_model(Path(f"{folder}-plain"))(torch.arange(3, 15)[None]).logits[0]
+    torch.testing.assert_close(logits(load(folder)), expected, rtol=1e-3, atol=2e-3)
+
+
 def test_the_estimate_is_what_is_kept(coded: Callable[[Coded], Path]) -> None:
     folder = coded(NVFP4)
     arch = read_arch(folder)
@@ -188,4 +199,6 @@ def test_float_weights_that_are_said_to_be_in_4_bits(make_checkpoint: Make, tmp_
     config = json.loads((source / "config.json").read_text()) | {"quantization_config": NF4.config()}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").symlink_to(source / "model.safetensors")
-    assert "the weights lack model.layers.0.mlp.down_proj.weight_absmax" in refusal(folder)
+    said = refusal(folder)
+    assert "the weights have model.layers.0.mlp.down_proj.weight, " in said
+    assert "in a float type, and config.json a quantized one" in said

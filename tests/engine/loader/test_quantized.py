@@ -182,7 +182,9 @@ def test_quantized_weights_that_the_configuration_does_not_mention(quantized: Ca
     settings = json.loads((folder / "config.json").read_text())
     del settings["quantization_config"]
     (folder / "config.json").write_text(json.dumps(settings))
-    assert "no place in the model for model.layers.0.mlp.down_proj.weight_scale" in refusal(folder)
+    said = refusal(folder)
+    assert "the weights have model.layers.0.mlp.down_proj.weight, " in said
+    assert "quantized, where the model has floats: repair quantization_config in config.json" in said
 
 
 def test_scales_of_the_kv_cache_reach_attention(make_checkpoint: Make, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def config_for(parallel: Parallelism) -> EngineConfig:
 def kept(folder: Path, rank: int, parallel: Parallelism, out: Path | None) -> dict[str, Tensor]:
     """What a rank is given, of the checkpoint or of a folder of shards."""
     arch, part = read_arch(folder), parallel.part(rank)
-    layers = parallel.stage_layers(arch.num_layers)[part.stage]
+    layers = arch.stage_layers(parallel)[part.stage]
     seat = Seat(part.tensor_size, part.tensor)
     own = layers if parallel.pipeline_parallel_size > 1 else None
     place = Placement(torch.float32, torch.device("cpu"), use_kernels=False, tensor=seat, layers=own)

@@ -86,14 +86,14 @@ def test_copies_that_machines_cannot_have_evenly(nodes: int, copies: int, sizes:
 def test_layers_that_are_over_go_where_neither_embedding_nor_head_is(
     stages: int, num_layers: int, sizes: list[int]
 ) -> None:
-    layers = Parallelism(pipeline_parallel_size=stages).stage_layers(num_layers)
+    layers = Parallelism(pipeline_parallel_size=stages).stage_layers(num_layers, num_layers - 1)
     assert [len(own) for own in layers] == sizes
     assert [layer for own in layers for layer in own] == list(range(num_layers))
 
 
 def test_layers_by_name() -> None:
     parallel = Parallelism(pipeline_parallel_size=3, pipeline_layers="10, 12,10")
-    assert parallel.stage_layers(32) == [range(10), range(10, 22), range(22, 32)]
+    assert parallel.stage_layers(32, 31) == [range(10), range(10, 22), range(22, 32)]
 
 
 @pytest.mark.parametrize("given", ["10,12", "10,12,0", "10,12,x", "10,12,-1", ""])
@@ -104,9 +104,23 @@ def test_layers_that_are_no_numbers_for_the_stages(given: str) -> None:
 
 def test_layers_that_the_model_does_not_have() -> None:
     with pytest.raises(ConfigError, match=r"^pipeline_layers 2,2 are 4 layers, and the model has 5: give numbers that"):
-        Parallelism(pipeline_parallel_size=2, pipeline_layers="2,2").stage_layers(5)
-    with pytest.raises(ConfigError, match=r"^pipeline_parallel_size is 6, and the model has 5 layers: give that many"):
-        Parallelism(pipeline_parallel_size=6).stage_layers(5)
+        Parallelism(pipeline_parallel_size=2, pipeline_layers="2,2").stage_layers(5, 4)
+    with pytest.raises(ConfigError, match=r"^pipeline_parallel_size is 6, and the model has 5 layers: give 5 at most"):
+        Parallelism(pipeline_parallel_size=6).stage_layers(5, 4)
+
+
+@pytest.mark.parametrize(("stages", "sizes"), [(1, [35]), (2, [18, 17]), (3, [9, 9, 17]), (5, [4, 5, 5, 4, 17])])
+def test_layers_that_have_to_be_together_are_the_last_stage(stages: int, sizes: list[int]) -> None:
+    """As in Gemma 3n E4B, where the last 17 of 35 layers read what two of them keep."""
+    layers = Parallelism(pipeline_parallel_size=stages).stage_layers(35, 18)
+    assert [len(own) for own in layers] == sizes
+
+
+def test_layers_that_have_to_be_together_are_not_parted() -> None:
+    with pytest.raises(ConfigError, match=r"35 layers, the last 17 of which have to be together: give 19 at most$"):
+        Parallelism(pipeline_parallel_size=20).stage_layers(35, 18)
+    with pytest.raises(ConfigError, match=r"^pipeline_layers is 19,16, and the last 17 layers read what some of them"):
+        Parallelism(pipeline_parallel_size=2, pipeline_layers="19,16").stage_layers(35, 18)
 
 
 def test_one_rank_has_no_tokens_to_divide() -> None:

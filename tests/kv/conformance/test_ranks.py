@@ -17,7 +17,7 @@ ALONE, TENSOR = Parallelism(), Parallelism(tensor_parallel_size=2)
 STAGES = Parallelism(pipeline_parallel_size=2)
 
 
-@pytest.fixture(scope="module", params=["full", "full and window"])
+@pytest.fixture(scope="module", params=["full", "full and window", "full and chunks"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     name = "small" if request.param == "full" else "windows"
     return write_small_model(tmp_path_factory.mktemp(name) / "model", **WINDOWS.get(request.param, {}))

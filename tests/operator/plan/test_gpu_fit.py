@@ -269,6 +269,14 @@ def test_experts_are_counted_where_they_are(facts: Any, parallelism: Any, gpus: 
     assert found.memory.weights == round(weights, 2)
 
 
+@pytest.mark.parametrize("resources", [{"memory": "1Ti"}, {}])
+def test_what_a_token_goes_through_of_a_mixture_is_told(resources: dict[str, str]) -> None:
+    facts = msgspec.structs.replace(MIXTURE, experts_per_token=6)
+    (said, *_) = fit(facts=facts, gpus=0, resources=resources).why
+    assert said == "weights: 60.0 GiB in all, 13.2 GiB active for a token, with 6 of 60 experts in a layer"
+    assert not [line for line in fit(facts=MIXTURE, gpus=0, resources=resources).why if "active" in line]
+
+
 def test_a_sequence_is_on_the_nodes_of_its_copy() -> None:
     def kv(nodes: int, **parallelism: Any) -> float:
         spec: dict[str, Any] = {"engine": {"maxModelLen": 4096}, "resources": {"memory": "1Ti"}}
@@ -314,7 +322,7 @@ def test_of_four_bits_only_the_experts_scales_grow_on_a_cpu() -> None:
             {"architecture": "gemma3n_text"},
             {"pipeline": 2},
             "pipeline",
-            "is 2, and gemma3n_text has no stages: give parallelism.tensor instead",
+            "is 2, and stages of gemma3n_text need memory that is not reckoned here: give parallelism.tensor instead",
         ),
         ({"num_experts": None}, {"tensor": 2, "expert": True}, "", ""),
         ({"num_experts": 2}, {"tensor": 4}, "", ""),
@@ -330,7 +338,7 @@ def test_ranks_that_the_model_has_nothing_for(changes: Any, parallelism: Any, pa
         assert words in refusal.message
 
 
-def test_stages_are_not_recommended_to_a_model_that_has_none() -> None:
+def test_stages_are_not_recommended_to_a_model_whose_memory_they_divide_unevenly() -> None:
     facts = msgspec.structs.replace(FACTS, weights_bytes=300 * GIB, num_attention_heads=36, architecture="gemma3n_text")
     refusal = fit(facts=facts).refusal
     assert refusal is not None

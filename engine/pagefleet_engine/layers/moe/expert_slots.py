@@ -18,7 +18,7 @@ from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.matrix import Matrix, matrix_slots
 from pagefleet_engine.layers.quantization.form import Form, form_on
 from pagefleet_engine.layers.quantization.mxfp4 import Mxfp4Matrix, check_scales, mxfp4_columns, mxfp4_kept
-from pagefleet_engine.layers.quantization_scheme import BlockScheme, CodedScheme, QuantizationScheme, Scheme
+from pagefleet_engine.layers.quantization_scheme import BlockScheme, QuantizationScheme, Scheme
 from pagefleet_engine.layers.shard import Shard, shard_of, stacked
 from pagefleet_engine.layers.weight import Content, Kept, Placement, Weight, parts_of
 
@@ -70,7 +70,7 @@ def expert_slots(
         ModelLoadError: the matrices cannot be divided as they are quantized, or experts differ in how they are.
     """
     if isinstance(name, Stacked):
-        rows, within = (_joined(outputs, name),), placement.within(name.name)
+        rows, within = (_joined(outputs, name),), of_stack(name, placement)
         scheme = within.scheme(1)
         if isinstance(scheme, QuantizationScheme) and scheme.number == "mxfp4":
             stack_slots = _Mxfp4Stack(experts, shard_of(inputs), rows[0], _order(outputs, name), install)
@@ -100,12 +100,18 @@ def expert_slots(
             yield f"{layer}.{kind}", weight
 
 
+def of_stack(name: Stacked, placement: Placement) -> Placement:
+    """The placement of a matrix of all experts: without quantization where checkpoints leave such in floats."""
+    within, quantization = placement.within(name.name), placement.quantization
+    left = quantization is not None and quantization.leaves_stacks
+    return replace(within, quantization=None) if left else within
+
+
 def _has_stacks(scheme: Scheme, order: Stacked) -> bool:
-    """Whether checkpoints have all experts' tensors in one for each of a matrix's: bitsandbytes quantizes no stacks."""
+    """Whether checkpoints have all experts' tensors in one for each of a matrix's."""
     if isinstance(scheme, QuantizationScheme) and scheme.on_load:
         return True
-    is_table = isinstance(scheme, CodedScheme) and scheme.table != "e2m1"
-    return not (order.transposed or is_table or isinstance(scheme, BlockScheme))
+    return not (order.transposed or isinstance(scheme, BlockScheme))
 
 
 def _different(first: str, other: str, num_parts: int, placement: Placement) -> ModelLoadError:

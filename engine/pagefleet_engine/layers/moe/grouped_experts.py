@@ -14,7 +14,6 @@ from pagefleet_kernels.expert_gates import Gate
 from pagefleet_kernels.experts import ExpertBlocks, ExpertWeights, align_experts, combine_experts, grouped_matmul
 from pagefleet_kernels.packed_experts import grouped_packed_matmul, order_inputs
 from pagefleet_kernels.packed_matmul import PackedWeights
-from pagefleet_kernels.quantize import QuantizeSpec, quantize
 from torch import Tensor
 
 from pagefleet_engine.errors import ModelLoadError
@@ -23,12 +22,11 @@ from pagefleet_engine.layers.moe.experts import with_room
 from pagefleet_engine.layers.moe.routing import Routes
 from pagefleet_engine.layers.quantization.coded import CodedMatrix
 from pagefleet_engine.layers.quantization.form import Form
-from pagefleet_engine.layers.quantization.inputs import InputQuantizer
+from pagefleet_engine.layers.quantization.inputs import FixedScale, InputQuantizer, joined
 from pagefleet_engine.layers.quantization.mxfp4 import Mxfp4Matrix
 from pagefleet_engine.layers.quantization.packed import PackedMatrix
-from pagefleet_engine.layers.quantization.scaled import rounding_spec
+from pagefleet_engine.layers.quantization.scaled import KernelInputs, row_sums, shift_of
 from pagefleet_engine.layers.quantization.slots import QuantizedMatrix
-from pagefleet_engine.layers.quantization_scheme import Rounding
 
 PackedFormat = tuple[int, int | None]
 """Bits of a number, and inputs of a group, as in `PackedWeights`."""
@@ -89,13 +87,14 @@ class _Stack:
         "_block",
         "_coded",
         "_factor_EO",
-        "_input_scale",
         "_inputs",
         "_num_experts",
         "_order_EI",
         "_packed",
-        "_rounding",
+        "_range",
+        "_rounded",
         "_scales",
+        "_sums_EO",
         "_values_EOI",
         "_zeros_EOG",
     )
@@ -104,10 +103,11 @@ class _Stack:
         self._num_experts = num_experts
         self._values_EOI: Tensor | None = None
         self._scales: Tensor | None = None
-        self._input_scale: Tensor | None = None
-        self._rounding: QuantizeSpec | None = None
+        self._sums_EO: Tensor | None = None
+        self._range: _SharedRange | None = None
         self._block: int | None = None
         self._inputs: InputQuantizer | None = None
+        self._rounded: KernelInputs | None = None
         self._packed: PackedFormat | None = None
         self._coded: CodedFormat | None = None
         self._factor_EO: Tensor | None = None
@@ -133,7 +133,7 @@ class _Stack:
         else:
             assert isinstance(matrix, QuantizedMatrix), "there is no other kind of matrix"
             values_OI, scales = matrix.values_OI, matrix.scales
-            self._set_form(matrix)
+            self._take_rounding(expert, matrix)
         if self._values_EOI is None:
             self._values_EOI = values_OI.new_empty(self._num_experts, *values_OI.shape)
             self._scales = None if scales is None else scales.new_empty(self._num_experts, *scales.shape)
@@ -159,10 +159,9 @@ class _Stack:
 
     def _take_packed(self, expert: int, matrix: PackedMatrix) -> tuple[Tensor, Tensor]:
         """Numbers and scales; zero points and the order of columns are put in their places."""
-        weights, rounding = matrix.weights, matrix.rounding
-        if rounding is not None:
-            _check_rounding(rounding, rounding.describe())
-            self._rounding = rounding_spec(rounding, None)
+        weights = matrix.weights
+        if matrix.rounding is not None:
+            self._rounded = KernelInputs(matrix.rounding, None)
         self._packed = weights.bits, weights.group
         self._check_bias()
         if weights.zeros_OG is not None:
@@ -188,19 +187,22 @@ class _Stack:
         return weights.codes, weights.scales_OG
 
     def stored(self, expert: int) -> list[Tensor]:
-        """All that there is of an expert; a fixed scale of inputs is that of all."""
-        found = [one[expert] for one in self._of_each()]
-        return found if self._input_scale is None else [*found, self._input_scale]
+        """All that there is of an expert."""
+        return [one[expert] for one in self._of_each()]
 
     def take(self, expert: int, stored: Iterator[Tensor]) -> None:
         """Copy what `stored` gave in another rank, in place."""
         for one in self._of_each():
             one[expert].copy_(next(stored))
-        if self._input_scale is not None:
-            torch.maximum(self._input_scale, next(stored), out=self._input_scale)
+        if self._range is not None:
+            self._range.join()
 
     def _of_each(self) -> list[Tensor]:
-        parts = (self._values_EOI, self._scales, self._zeros_EOG, self._factor_EO, self._order_EI, self._bias_EO)
+        shared = () if self._range is None else self._range.of_each
+        parts = (
+            self._values_EOI, self._scales, self._zeros_EOG, self._factor_EO, self._order_EI, self._bias_EO,
+            self._sums_EO, *shared,
+        )  # fmt: skip
         return [one for one in parts if one is not None]
 
     def product(self, x_RI: Tensor, experts_RK: Tensor, blocks: ExpertBlocks, gate: Gate | None = None) -> Tensor:
@@ -211,7 +213,7 @@ class _Stack:
             x_RI, top_k = order_inputs(x_RI, self._order_EI, experts_RK), 1
         if self._inputs is not None:
             x_RI = self._inputs.round_trip(x_RI)
-        x = x_RI if self._rounding is None else quantize(x_RI, self._rounding)
+        x, zeros = (x_RI, None) if self._rounded is None else self._rounded.quantize(x_RI)
         if self._packed is not None:
             packed = self._packed_weights(*self._packed)
             return grouped_packed_matmul(x, packed, self._num_experts, blocks, dtype, top_k=top_k, gate=gate)
@@ -219,7 +221,8 @@ class _Stack:
             coded = self._coded_weights(*self._coded)
             return grouped_coded_matmul(x_RI, coded, self._num_experts, blocks, top_k=top_k, gate=gate)
         weights = ExpertWeights(self._values_EOI, self._scales, self._block, self._bias_EO)
-        return grouped_matmul(x, weights, blocks, dtype, top_k=top_k, gate=gate)
+        shift = shift_of(zeros, self._sums_EO)
+        return grouped_matmul(x, weights, blocks, dtype, top_k=top_k, gate=gate, shift=shift)
 
     def _packed_weights(self, bits: int, group: int | None) -> PackedWeights:
         values_OJ, scales_OG = self._rows()
@@ -237,26 +240,51 @@ class _Stack:
         assert self._scales is not None, "numbers of a few bits have scales"
         return self._values_EOI.flatten(0, 1), self._scales.flatten(0, 1)
 
-    def _set_form(self, matrix: QuantizedMatrix) -> None:
-        scheme = matrix.scheme
-        rounding = scheme.rounding
+    def _take_rounding(self, expert: int, matrix: QuantizedMatrix) -> None:
+        """How inputs are rounded, all alike, as they are before they part."""
+        scheme, rounding = matrix.scheme, matrix.scheme.rounding
         if matrix.form is not Form.SCALED:
-            raise _refused(scheme.describe())
+            raise ModelLoadError(f"experts with {scheme.describe()} are not run on a GPU: give another checkpoint")
         self._block = None if scheme.block is None else scheme.block[1]
         if rounding is None:
             return
-        _check_rounding(rounding, scheme.describe())
-        if matrix.fixed is not None:  # inputs are rounded before they part: with the widest range of any expert
-            if self._input_scale is None:
-                self._input_scale = matrix.fixed.scale.clone()
-            torch.maximum(self._input_scale, matrix.fixed.scale, out=self._input_scale)
-        self._rounding = QuantizeSpec(scheme.storage, self._input_scale, rounding.group)
+        if matrix.fixed is not None:
+            if self._range is None:
+                self._range = _SharedRange(matrix.fixed, self._num_experts)
+            self._range.put(expert, matrix.fixed)
+        self._rounded = KernelInputs(rounding, None if self._range is None else self._range.fixed)
+        if (sums_O := row_sums(matrix.values_OI, rounding)) is not None:
+            if self._sums_EO is None:
+                self._sums_EO = sums_O.new_empty(self._num_experts, len(sums_O))
+            self._sums_EO[expert].copy_(sums_O)
 
 
-def _check_rounding(rounding: Rounding, described: str) -> None:
-    if rounding.zero_points or rounding.bound:
-        raise _refused(described)
+class _SharedRange:
+    """Fixed scales of inputs that all experts read, which have each one's range within theirs."""
 
+    __slots__ = ("_scales_E", "_zeros_E", "fixed")
 
-def _refused(described: str) -> ModelLoadError:
-    return ModelLoadError(f"experts with {described} are not run on a GPU: give another checkpoint")
+    def __init__(self, first: FixedScale, num_experts: int) -> None:
+        self._scales_E = first.scale.repeat(num_experts)
+        self._zeros_E = None if first.zero is None else first.zero.repeat(num_experts)
+        self.fixed = FixedScale(first.scale.clone(), None if first.zero is None else first.zero.clone())
+        """That of all; it stays the same tensors."""
+
+    def put(self, expert: int, fixed: FixedScale) -> None:
+        """Another expert's range."""
+        self._scales_E[expert].copy_(fixed.scale)
+        if self._zeros_E is not None and fixed.zero is not None:
+            self._zeros_E[expert].copy_(fixed.zero)
+        self.join()
+
+    @property
+    def of_each(self) -> tuple[Tensor | None, ...]:
+        """What `join` reads, by experts."""
+        return self._scales_E, self._zeros_E
+
+    def join(self) -> None:
+        """Make `fixed` that of all again."""
+        both = joined(self._scales_E, self._zeros_E)
+        self.fixed.scale.copy_(both.scale)
+        if self.fixed.zero is not None and both.zero is not None:
+            self.fixed.zero.copy_(both.zero)

@@ -18,7 +18,7 @@ from pagefleet_engine.layers.quantization_scheme import STORAGE, QuantizationSch
 class ScaledLinear(QuantizedLinear):
     """fp8 or int8 by the device's own instruction where it has one; scales and bias join before the rounding."""
 
-    __slots__ = ("_block", "_bound", "_dtype", "_fixed", "_scales", "_spec", "_sums_O", "_values_OI", "rounding")
+    __slots__ = ("_block", "_dtype", "_inputs", "_scales", "_sums_O", "_values_OI", "rounding")
 
     def __init__(
         self,
@@ -30,28 +30,21 @@ class ScaledLinear(QuantizedLinear):
     ) -> None:
         """`scales`: float32 [O], or [B, C] with blocks, which are square. `fixed`: where the scheme has it. `dtype`: of
         the products."""
-        self._values_OI, self._scales, self._dtype, self._fixed = values_OI, scales, dtype, fixed
+        self._values_OI, self._scales, self._dtype = values_OI, scales, dtype
         self._block = None if scheme.block is None else scheme.block[1]
         rounding = scheme.rounding
-        self._spec = None if rounding is None else rounding_spec(rounding, fixed)
-        self._bound = None if rounding is None else rounding.bound
-        # int32, as the sums that they are taken from.
-        has_zeros = rounding is not None and rounding.zero_points
-        self._sums_O = values_OI.sum(1, dtype=torch.int32) if has_zeros else None
-        self.rounding = None if has_zeros or self._bound is not None else self._spec
+        self._inputs = None if rounding is None else KernelInputs(rounding, fixed)
+        self._sums_O = None if rounding is None else row_sums(values_OI, rounding)
+        is_plain = rounding is not None and not rounding.zero_points and rounding.bound is None
+        self.rounding = rounding_spec(rounding, fixed) if rounding is not None and is_plain else None
         """How whoever computes the inputs may round them; None: not at all."""
 
     def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         """See LinearKernel."""
-        if self._sums_O is not None:
-            fixed = None if self._fixed is None or self._fixed.zero is None else (self._fixed.scale, self._fixed.zero)
-            x, zeros = quantize_with_zeros(x_TI, fixed)
-            return self._product(x, bias_O, Shift(zeros, self._sums_O))
-        if self._spec is not None:
-            if self._bound is not None:
-                x_TI = x_TI.clamp(-self._bound, self._bound)
-            return self._product(quantize(x_TI, self._spec), bias_O)
-        return scaled_matmul(x_TI, None, self._values_OI, self._scales, bias_O, self._dtype, self._block)
+        if self._inputs is None:
+            return scaled_matmul(x_TI, None, self._values_OI, self._scales, bias_O, self._dtype, self._block)
+        x, zeros = self._inputs.quantize(x_TI)
+        return self._product(x, bias_O, shift_of(zeros, self._sums_O))
 
     def linear_rounded(self, x: Quantized, bias_O: Tensor | None) -> Tensor:
         """The same for inputs that were rounded as `rounding` says."""
@@ -61,6 +54,33 @@ class ScaledLinear(QuantizedLinear):
         return scaled_matmul(
             x.values, x.scale, self._values_OI, self._scales, bias_O, self._dtype, self._block, shift=shift
         )
+
+
+class KernelInputs:
+    """Rounds inputs by pagefleet_kernels, as a scheme says."""
+
+    __slots__ = ("_bound", "_fixed", "_has_zeros", "_spec")
+
+    def __init__(self, rounding: Rounding, fixed: FixedScale | None) -> None:
+        """`fixed`: where the scheme has scales per tensor; what is written there later counts as well."""
+        self._spec, self._bound, self._has_zeros = rounding_spec(rounding, fixed), rounding.bound, rounding.zero_points
+        self._fixed = None if fixed is None or fixed.zero is None else (fixed.scale, fixed.zero)
+
+    def quantize(self, x_TI: Tensor) -> tuple[Quantized, Tensor | None]:
+        """Numbers, and where the scheme has them zero points, as in Shift."""
+        if self._bound is not None:
+            x_TI = x_TI.clamp(-self._bound, self._bound)
+        return quantize_with_zeros(x_TI, self._fixed) if self._has_zeros else (quantize(x_TI, self._spec), None)
+
+
+def row_sums(values_OI: Tensor, rounding: Rounding) -> Tensor | None:
+    """int32 [O], as in Shift, where inputs have zero points."""
+    return values_OI.sum(1, dtype=torch.int32) if rounding.zero_points else None
+
+
+def shift_of(zeros: Tensor | None, sums: Tensor | None) -> Shift | None:
+    """None where there are no zero points."""
+    return None if zeros is None or sums is None else Shift(zeros, sums)
 
 
 def rounding_spec(rounding: Rounding, fixed: FixedScale | None) -> QuantizeSpec:
