@@ -17,17 +17,19 @@ from e2e.kubernetes.installation import Installation
 from e2e.kubernetes.load import Load
 from e2e.kubernetes.node import kill_processes
 from e2e.kubernetes.service import Service
+from e2e.kubernetes.test_models import REPOSITORY, answers, hub
 from tests.fakes.leader_worker_set import GROUP, NAME, NODE
 from tiny.dataset import Exchange
 
+__all__ = ["hub"]
 SPREAD: Mapping[str, Any] = {
     **FLEET,
     "engine": {**FLEET["engine"], "kvOffload": {"memory": "64Mi"}},
     "nodes": 2,
     "parallelism": {"tensor": 2},
 }
-PATIENCE_S = 240
-"""Four engines' processes start on a small node."""
+PATIENCE_S = 600
+"""On a small node six engines' processes start at once, and in a rollout three groups one after the other."""
 Pod = dict[str, Any]
 
 
@@ -59,6 +61,20 @@ def load(cluster: Cluster, images: Images, spread: Service) -> Iterator[Load]:
         yield running
 
 
+@pytest.fixture
+def copies(cluster: Cluster, installation: Installation, groups: GroupController, hub: str) -> Iterator[Service]:
+    """An engine of two data ranks that share a mixture's experts, each in a pod of its own."""
+    assert groups
+    service = Service(cluster, installation.namespace, "copies")
+    model = {"uri": f"hf://{REPOSITORY}", "revision": "mixture", "endpoint": f"http://hub.{service.namespace}.svc:8000"}
+    service.apply(**{**SPREAD, "replicas": 1, "model": model, "parallelism": {"data": 2, "expert": True}})
+    service.wait_until_settled(PATIENCE_S)
+    assert service.status["resolved"]["revision"] != hub
+    yield service
+    service.delete()
+    wait_until(lambda: not groups_of(cluster, service), "its group is gone", PATIENCE_S)
+
+
 def groups_of(cluster: Cluster, service: Service) -> dict[int, dict[int, Pod]]:
     """Return the pods of each group by their node's number, without those on their way out."""
     found: dict[int, dict[int, Pod]] = defaultdict(dict)
@@ -71,6 +87,13 @@ def groups_of(cluster: Cluster, service: Service) -> dict[int, dict[int, Pod]]:
 
 def uids(pods: Mapping[int, Pod]) -> dict[int, str]:
     return {node: str(pod["metadata"]["uid"]) for node, pod in pods.items()}
+
+
+def is_anew(cluster: Cluster, service: Service, before: Mapping[int, Pod]) -> bool:
+    """Whether both pods of a group are there, and others than before."""
+    group = int(before[0]["metadata"]["labels"][GROUP])
+    now = set(uids(groups_of(cluster, service).get(group, {})).values())
+    return len(now) == 2 and now.isdisjoint(uids(before).values())
 
 
 def tokens(url: str, model: str, prompts: Sequence[str]) -> list[list[str]]:
@@ -110,8 +133,7 @@ def test_a_rank_that_is_killed_takes_its_group_and_no_answer(
 
     def anew() -> bool:
         told.append(spread.condition("EngineReady").get("message", ""))
-        now = uids(groups_of(cluster, spread).get(1, {}))
-        return len(now) == 2 and set(now.values()).isdisjoint(uids(before[1]).values())
+        return is_anew(cluster, spread, before[1])
 
     wait_until(anew, "both pods of the group are others", PATIENCE_S)
     spread.wait_until_settled(PATIENCE_S)
@@ -137,6 +159,19 @@ def test_a_rollout_replaces_whole_groups(cluster: Cluster, spread: Service, load
     for group, pods in after.items():
         assert set(uids(pods).values()).isdisjoint(uids(before[group]).values())
     assert load.go_on().failures == ()
+
+
+def test_copies_on_two_nodes_have_each_expert_once_and_are_lost_together(
+    cluster: Cluster, images: Images, privileged: str, copies: Service, exchanges: Sequence[Exchange]
+) -> None:
+    before = groups_of(cluster, copies)
+    assert {group: set(pods) for group, pods in before.items()} == {0: {0, 1}}
+    for one in exchanges[:2]:
+        answers(cluster, images, copies, one)
+    kill_processes(cluster, images.operator, privileged, before[0][1])
+    wait_until(lambda: is_anew(cluster, copies, before[0]), "both pods are others", PATIENCE_S)
+    copies.wait_until_settled(PATIENCE_S)
+    answers(cluster, images, copies, exchanges[0])
 
 
 def test_without_the_definition_it_says_so_until_it_is_there(

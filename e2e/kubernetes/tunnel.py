@@ -134,6 +134,8 @@ class ServiceTunnel:
     ) -> None:
         self._tunnel.__exit__(kind, error, trace)
         self._cluster.delete("v1", "Pod", self._pod, self._namespace)
+        # The next tunnel would take it for its own while it ends.
+        wait_until(lambda: not self._cluster.get("v1", "Pod", self._pod, self._namespace), f"pod {self._pod} is gone")
 
 
 async def send_all(reader: asyncio.StreamReader, socket: aiohttp.ClientWebSocketResponse) -> None:
