@@ -240,8 +240,18 @@ class EngineConfig:
         """Requests that run or wait, over all data ranks."""
         return self.max_requests + self.scheduler.max_num_queued_reqs * self.parallel.data_ranks
 
+    @property
+    def carries(self) -> bool:
+        """Whether ranks launch transfers of K/V among their steps, in one order for all."""
+        return self.kv_transfer.kv_data_plane == "nccl" and self.parallel.world_size > 1
+
+    @property
+    def takes_unasked(self) -> bool:
+        """Whether ranks take steps by themselves, as what they are told next must not wait for one."""
+        return self.parallel.pipeline_parallel_size > 1 or self.carries
+
     def __post_init__(self) -> None:
-        plane = self.kv_transfer.kv_data_plane
+        plane, role = self.kv_transfer.kv_data_plane, self.kv_transfer.kv_role
         if plane == "nccl" and self.parallel.shares_experts:
             raise ConfigError(
                 "enable_expert_parallel has copies of the model share experts, and nothing orders kv_data_plane nccl "
@@ -257,8 +267,16 @@ class EngineConfig:
         ranks = f"{self.parallel.describe()}, and"
         if self.execution.compile:
             raise ConfigError(f"{ranks} torch.compile cannot trace what ranks send each other: leave compile out")
-        if plane == "nccl":
-            raise ConfigError(f"{ranks} nothing orders kv_data_plane nccl and their sums: give auto, cuda_ipc or tcp")
+        if plane == "nccl" and self.parallel.is_networked:
+            raise ConfigError(
+                f"{ranks} kv_data_plane nccl needs them on one machine (no nnodes, no distributed_executor_backend "
+                "ray): give auto or tcp"
+            )
+        if plane == "nccl" and role == "both":
+            raise ConfigError(
+                f"{ranks} by kv_data_plane nccl they send K/V or receive it, as engines that do both could wait for "
+                "each other for ever: give kv_role prefill or decode"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

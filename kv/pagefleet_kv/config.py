@@ -36,8 +36,8 @@ class KVTransferConfig:
     """p2p: who may be asked for K/V, as HOST:PORT after commas; dns:NAME:PORT is every address of a name, file:PATH a
     file with one HOST:PORT a line; both are read again as they change. Default: nobody, if it only gives."""
     kv_data_plane: DataPlaneName = "auto"
-    """p2p: how blocks travel; auto: cuda_ipc on one host with GPUs, nccl between GPUs that are not one of several
-    ranks, else tcp."""
+    """p2p: how blocks travel; auto: cuda_ipc on one host with GPUs, nccl between GPUs of engines of one rank, else tcp.
+    Engines of several ranks take nccl only by name."""
     kv_send_type: SendType = "put_async"
     """p2p: put_async: each chunk's blocks are sent while the next is computed; put: all at the end, and the prefill
     request ends when they have arrived; get: they are kept until the decode engine fetches them."""

@@ -277,8 +277,8 @@ class EngineSide:
     """Bytes of host memory that may be taken, within the limit of its container."""
     shards: Sequence[KVShard] = (KVShard(range(1), range(1), 1),)
     """Of each of its ranks."""
-    has_collectives: bool = False
-    """Its steps meet those of other ranks, or of other copies of the model."""
+    steps_with_copies: bool = False
+    """Its steps wait for those of other copies of the model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,10 @@ ONE_COPY = (
     "copies that share no experts are engines by themselves: leave out parallelism.data, and give spec.replicas; or "
     "give parallelism.expert"
 )
-BY_TCP = "K/V of several ranks goes by tcp: leave out disaggregation.dataPlane"
+KV_OF_RANKS = (
+    "K/V of several ranks goes by tcp, or by nccl between GPUs where each engine is on one node and shares no experts: "
+    "leave out disaggregation.dataPlane"
+)
 PORTS_OF_A_POOL = 8
 """Of inference.networking.k8s.io/v1."""
 LESS_THAN_RANKS = (
@@ -105,9 +108,9 @@ def _fits_a_pool(spec: InferenceServiceSpec) -> bool:
     return spec.router.inference_pool is None or (spec.parallelism.data or 1) <= PORTS_OF_A_POOL
 
 
-def _kv_of_ranks_goes_by_tcp(spec: InferenceServiceSpec) -> bool:
+def _kv_of_ranks_leaves(spec: InferenceServiceSpec) -> bool:
     both = spec.disaggregation
-    if both is None or both.data_plane in ("auto", "tcp"):
+    if both is None or both.data_plane != "cuda_ipc":
         return True
     gpus = [one.gpus or 0 for one in (spec.resources, both.prefill.resources, both.decode.resources)]
     given = (spec.parallelism, both.prefill.parallelism, both.decode.parallelism)
@@ -191,14 +194,14 @@ RANK_RULES = (
     ),
     Rule(
         _SPEC,
-        "!has(self.disaggregation) || self.disaggregation.dataPlane in ['auto', 'tcp'] || "
+        "!has(self.disaggregation) || self.disaggregation.dataPlane != 'cuda_ipc' || "
         + " && ".join(
             f"(!has(self.{where}{name}) || self.{where}{name} <= 1)"
             for where in ("", *_PART_FIELDS)
             for name in ("resources.gpus", "parallelism.tensor", "parallelism.pipeline")
         ),
-        f"with several ranks, or several resources.gpus, {BY_TCP}",
-        _kv_of_ranks_goes_by_tcp,
+        f"with several ranks, or several resources.gpus, {KV_OF_RANKS}",
+        _kv_of_ranks_leaves,
         "parallelism",
     ),
 )

@@ -305,7 +305,7 @@ class Disaggregation(Object):
     connector: Literal["p2p"] = "p2p"
     """How they meet; p2p: each decode engine asks the prefill engine."""
     data_plane: Literal["auto", "tcp", "nccl", "cuda_ipc"] = "auto"
-    """How blocks travel; auto: cuda_ipc on one host with GPUs, nccl between GPUs, else tcp."""
+    """How blocks travel; auto: cuda_ipc on one host with GPUs, nccl between GPUs of engines of one rank, else tcp."""
     send_type: Literal["PutAsync", "Put", "Get"] = "PutAsync"
     """PutAsync: each chunk's blocks are sent while the next is computed; Put: all at the end; Get: they are kept until
     the decode engine fetches them."""

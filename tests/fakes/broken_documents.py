@@ -62,7 +62,7 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("spec.parallelism", service_document(parallelism={"tensor": 3}, nodes=2)),
     ("spec.parallelism.data", service_document(parallelism={"data": 2}, nodes=2)),
     ("spec.parallelism.data", service_document(resources={"gpus": 4}, parallelism={"tensor": 4, "data": 2})),
-    ("spec.parallelism", service_document(parallelism={"tensor": 2}, disaggregation={"dataPlane": "nccl"})),
+    ("spec.parallelism", service_document(parallelism={"tensor": 2}, disaggregation={"dataPlane": "cuda_ipc"})),
     ("spec.parallelism.data", service_document(parallelism={"data": 9}, router={"inferencePool": {}})),
     (
         "spec.parallelism",
@@ -70,7 +70,7 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     ),
     (
         "spec.parallelism",
-        service_document(disaggregation={"dataPlane": "nccl", "decode": {"resources": {"gpus": 2}}}),
+        service_document(disaggregation={"dataPlane": "cuda_ipc", "decode": {"resources": {"gpus": 2}}}),
     ),
     ("spec.engine.args", service_document(engine={"args": ["-tp", "2"]})),
     ("spec.replicas", service_document(replicas=2, autoscaling={"max": 4})),

@@ -30,6 +30,8 @@ from pagefleet_engine.startup import StartupTimes
 
 from tests.fakes.scripted_core import BLOCK_SIZE, MAX_MODEL_LEN, NUM_BLOCKS, CountedStep, CountingExecutor
 
+BYTES_PER_BLOCK = 4
+"""Keys and values of two layers."""
 ERRORS = {
     "config": ConfigError("one thing is wrong: do another"),
     "model": ModelLoadError("/m is damaged: download it again"),
@@ -162,7 +164,7 @@ def build(start: RankStart, times: StartupTimes, signs: OwnSigns) -> BuiltRank:
         2,
         NUM_BLOCKS - (other == "blocks"),
         BLOCK_SIZE,
-        1,
+        BYTES_PER_BLOCK,
         "float32",
         "float32",
         MAX_MODEL_LEN,
@@ -171,7 +173,7 @@ def build(start: RankStart, times: StartupTimes, signs: OwnSigns) -> BuiltRank:
     )
     last = WithDevice if "device" in options else CountingExecutor
     worker = last(before) if start.part.is_last else EarlierStage(before)
-    return BuiltRank(worker, loaded, lambda: None)
+    return BuiltRank(worker, loaded, lambda: None, (lambda command: None) if start.config.carries else None)
 
 
 if __name__ == "__main__":

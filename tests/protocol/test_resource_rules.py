@@ -82,6 +82,7 @@ def test_messages_are_sentences_that_go_on_from_their_path(rule: Rule) -> None:
         {"resources": {"gpus": 2}, "engine": {"kvOffload": {"memory": "8Gi"}}},
         {"resources": {"gpus": 4}, "disaggregation": {"decode": {"resources": {"gpus": 2}}}},
         {"disaggregation": {"dataPlane": "tcp", "prefill": {"parallelism": {"tensor": 2}}}},
+        {"disaggregation": {"dataPlane": "nccl", "prefill": {"parallelism": {"tensor": 2}}}},
         {"resources": {"gpus": 2}, "parallelism": {"data": 2}, "engine": {"kvOffload": {"memory": "8Gi"}}},
         {"parallelism": {"tensor": 1}, "disaggregation": {"decode": {"resources": {"gpus": 1}}}},
         {"autoscaling": {"max": 1}},

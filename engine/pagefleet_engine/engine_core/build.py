@@ -229,8 +229,8 @@ def _connect(
     cache, shape = executor.cache, kv_shape(config, model, executor.cache.kv_groups)
     free = free_bytes(torch.device("cpu"))
     shards = kv_shards(model.arch, config.parallel, cache.kv_groups)
-    has_collectives = group is not None or not config.parallel.is_alone
-    side = EngineSide(identity, shape, executor.pages, cache.num_blocks, free, shards, has_collectives)
+    with_copies = group is not None
+    side = EngineSide(identity, shape, executor.pages, cache.num_blocks, free, shards, with_copies)
     try:
         built = build_connector(config.kv_transfer, side)
     except KVConfigError as error:

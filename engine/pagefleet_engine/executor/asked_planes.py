@@ -2,7 +2,8 @@
 
 What the core's connector asks of a plane goes to the rank through a ring, and what the plane tells comes back through
 another. A plane reads blocks, or may write to them, once the rank is done with the steps that `StepFence` names: its
-own are all that touch its pool. What concerns a peer stays in order, and nothing else waits for that.
+own are all that touch its pool. What concerns a peer stays in order, and nothing else waits for that. Only turns to
+launch transfers come among the rank's steps, so that all ranks have one order (`messages.Carry`).
 """
 
 from __future__ import annotations
@@ -16,26 +17,15 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from pagefleet_kv.errors import TransfersDead
-from pagefleet_kv.p2p.data_plane import (
-    End,
-    Frame,
-    FrameArrived,
-    FrameRefused,
-    FrameSent,
-    Landed,
-    Landing,
-    LinkDown,
-    LinkUp,
-    PlaneEvent,
-    Tell,
-    Withdrawn,
-)
-from pagefleet_kv.p2p.planes.device.lanes import Region
-from pagefleet_kv.p2p.planes.device.opening import NoPlane, PlaneDevice, PlaneOpening, RankPlane
+from pagefleet_kv.p2p.data_plane import End, Frame, Landing, PlaneEvent
+from pagefleet_kv.p2p.planes.device.lanes import LaneTerms
+from pagefleet_kv.p2p.planes.device.opening import NoPlane, PlaneOpening
+from pagefleet_kv.p2p.planes.device.plane import DevicePlane
+from pagefleet_kv.p2p.planes.local_device import LocalDevice
 
 from pagefleet_engine.executor.asked_pool import LOOK_S, close_all, duplicated
 from pagefleet_engine.executor.rank_pages import LOOK_S as STEP_LOOK_S
@@ -44,7 +34,7 @@ from pagefleet_engine.executor.ring import Buffer, RingPair, RingReader, RingWri
 
 COUNT_S = 0.25
 """Between two accounts of what a plane counts."""
-_KINDS = (LinkUp, LinkDown, FrameSent, FrameArrived, FrameRefused, Landed, Withdrawn, Tell)
+_KINDS = get_args(PlaneEvent)
 
 
 class _Open(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -53,14 +43,14 @@ class _Open(msgspec.Struct, frozen=True, array_like=True, tag=0):
 
 class _Invite(msgspec.Struct, frozen=True, array_like=True, tag=1):
     peer: str
-    region: Region | None
+    terms: LaneTerms
 
 
 class _Connect(msgspec.Struct, frozen=True, array_like=True, tag=2):
     peer: str
     host: str
     invitation: bytes
-    region: Region | None
+    terms: LaneTerms
 
 
 class _Disconnect(msgspec.Struct, frozen=True, array_like=True, tag=3):
@@ -184,17 +174,26 @@ class PlaneServer:
         num_finished: returns how many steps the rank is done with.
     """
 
-    def __init__(self, device: PlaneDevice, handles: RingPair, num_finished: Callable[[], int]) -> None:
+    def __init__(self, device: LocalDevice, handles: RingPair, num_finished: Callable[[], int]) -> None:
         self._device = device
         self._num_finished = num_finished
         self._asked = RingReader(handles.there)
         self._answers = RingWriter(handles.back)
-        self._planes: dict[str, RankPlane] = {}
+        self._planes: dict[str, DevicePlane] = {}
         self._orders: dict[str, _Orders] = {}
         """Of each of them."""
         self._counted: dict[str, dict[str, float]] = {}
         self._count_at = 0.0
         threading.Thread(target=self._run, name="kv planes", daemon=True).start()
+
+    def launch(self, plane: str, turn: int) -> None:
+        """Have a transfer launched whose turn it is, and wait until it is or will never be; of another thread."""
+        if (found := self._planes.get(plane)) is None:
+            return
+        launched = threading.Event()
+        found.launch(turn, launched.set)
+        while not launched.wait(COUNT_S) and plane in self._planes:
+            pass
 
     def _run(self) -> None:
         try:
@@ -229,8 +228,8 @@ class PlaneServer:
         if (plane := self._planes.get(name)) is None:  # it has failed, as was told
             return _Answer()
         match command:
-            case _Invite(peer, region):
-                return _Answer(plane.invite(peer, region))
+            case _Invite(peer, terms):
+                return _Answer(plane.invite(peer, terms))
             case _Disconnect(peer, end):
                 self._obey(name)
                 # A landing is none of a link, and `forget` ends it.
@@ -262,10 +261,10 @@ class PlaneServer:
         for order, held in self._orders[name].take(self._num_finished()):
             self._obey_one(self._planes[name], order, held)
 
-    def _obey_one(self, plane: RankPlane, order: _PeerOrder, held: memoryview | None) -> None:
+    def _obey_one(self, plane: DevicePlane, order: _PeerOrder, held: memoryview | None) -> None:
         match order:
-            case _Connect(peer, host, invitation, region):
-                plane.connect(peer, host, invitation, region)
+            case _Connect(peer, host, invitation, terms):
+                plane.connect(peer, host, invitation, terms)
             case _Send(peer, transfer_id, epoch, seq, first_block, blocks):
                 plane.send(peer, Frame(transfer_id, epoch, seq, first_block, blocks, held))
             case _Land(peer, transfer_id, epoch, first_block, blocks):
@@ -388,13 +387,13 @@ class AskedPlane:
         """See RankPlane: rings for other planes of the device too."""
         return self._device.bell
 
-    def invite(self, peer: str, region: Region | None) -> bytes:
+    def invite(self, peer: str, terms: LaneTerms) -> bytes:
         """See RankPlane."""
-        return self._device.wait(self._name, _Invite(peer, region)).data
+        return self._device.wait(self._name, _Invite(peer, terms)).data
 
-    def connect(self, peer: str, host: str, invitation: bytes, region: Region | None) -> None:
+    def connect(self, peer: str, host: str, invitation: bytes, terms: LaneTerms) -> None:
         """See RankPlane."""
-        self._ask(_Connect(peer, host, invitation, region))
+        self._ask(_Connect(peer, host, invitation, terms))
 
     def disconnect(self, peer: str, end: End) -> None:
         """See RankPlane."""

@@ -7,6 +7,7 @@ import logging
 import os
 import select
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -29,6 +30,9 @@ from pagefleet_engine.executor.vital_signs import RankProgress, Signs, VitalSign
 from pagefleet_engine.ranks.network import interface_of
 from pagefleet_engine.ranks.rendezvous import MAX_BYTES, Rendezvous
 from pagefleet_engine.ranks.together import CopyShares
+
+_LOOK_S = 0.1
+"""Between two calls of `or_raise` while another thread sends."""
 
 
 class LocalNode:
@@ -63,6 +67,8 @@ class LocalNode:
         self._address = address
         self._copy_shares = shares
         self._ranks: list[LocalRank] = []
+        self._sending = threading.RLock()  # who waits for room may find the ranks gone, and end them
+        self._has_ended = False
         copy = shares[0].copy if shares else config.parallel.data_parallel_rank or 0
         self._first_device = config.parallel.index_on_node(copy) * len(ranks)
         """Of those that this process sees, where several copies of the model are on one of several machines."""
@@ -137,7 +143,14 @@ class LocalNode:
 
     def send(self, parts: Sequence[Buffer], or_raise: Callable[[], None]) -> None:
         """See RankNode."""
-        self._commands.send(parts, or_raise)
+        while not self._sending.acquire(timeout=_LOOK_S):
+            or_raise()
+        try:
+            if self._has_ended:
+                raise OSError("the ranks have ended")
+            self._commands.send(parts, or_raise)
+        finally:
+            self._sending.release()
 
     def receive(self) -> Iterator[tuple[int, Reply]]:
         """See RankNode."""
@@ -205,7 +218,9 @@ class LocalNode:
         deadline = time.monotonic() + within_s
         for rank in self._ranks:
             rank.end(max(0.0, deadline - time.monotonic()))
-        self._commands.close()
+        with self._sending:
+            self._has_ended = True
+            self._commands.close()
         self._bells.close()
         self._memory.close()
 

@@ -1,8 +1,9 @@
 """What crosses between the executor and its rank processes: msgspec structs as msgpack, large arrays behind them.
 
 A rank does what it is told in order: launch, sample, take. So each step has the calls that it would have in the core's
-own process, and no rank waits for another but in the model. The stages of a pipeline take by themselves, as soon as
-there is something: the next command may be a launch that waits for another stage.
+own process, and no rank waits for another but in the model. Ranks take by themselves, as soon as there is something,
+where the next command must not wait for a step: stages of a pipeline, as it may be a launch that waits for another
+stage, and ranks that launch transfers of K/V among the steps.
 """
 
 from __future__ import annotations
@@ -134,7 +135,15 @@ class StopTrace(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """How the file's path begins; empty: forget it."""
 
 
-Command = Launch | Sample | Take | StartTrace | StopTrace
+class Carry(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """Launch transfers of K/V whose kernels wait for other engines', here among the steps: see `device.turns`."""
+
+    plane: str
+    turns: Mapping[int, int]
+    """By rank, the one that asked; the others do nothing."""
+
+
+Command = Launch | Sample | Take | StartTrace | StopTrace | Carry
 
 
 class Loaded(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -225,7 +234,7 @@ _commands = msgspec.msgpack.Decoder(Command, dec_hook=_column)
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
-def encode(message: Launch | Take | StartTrace | StopTrace | Reply) -> list[Buffer]:
+def encode(message: Launch | Take | StartTrace | StopTrace | Carry | Reply) -> list[Buffer]:
     """Return the parts of a message."""
     return [_encoder.encode(message)]
 
@@ -239,7 +248,7 @@ def encode_sample(masks: StepMasks) -> list[Buffer]:
     return [_encoder.encode(head), *(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays)]
 
 
-def decode_command(parts: Sequence[Buffer]) -> Launch | StepMasks | Take | StartTrace | StopTrace:
+def decode_command(parts: Sequence[Buffer]) -> Launch | StepMasks | Take | StartTrace | StopTrace | Carry:
     """Return what a rank is told; masks are views of the message."""
     command: Command = _commands.decode(parts[0])
     if not isinstance(command, Sample):

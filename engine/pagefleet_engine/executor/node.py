@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from pagefleet_kv.p2p.planes.device.opening import PlaneDevice
 from pagefleet_kv.port import KVShard
 
-from pagefleet_engine.executor.messages import Loaded, Reply
+from pagefleet_engine.executor.messages import Carry, Loaded, Reply, encode
 from pagefleet_engine.executor.rank_pages import RankPool, StepFence
 from pagefleet_engine.executor.ring import Buffer
 from pagefleet_engine.executor.vital_signs import RankProgress, Signs
 
 
 class RankNode(Protocol):
-    """The ranks of one machine. Used by one thread."""
+    """The ranks of one machine. Used by one thread; `send` of those that have `devices` by others, too."""
 
     @property
     def host(self) -> str:
@@ -33,7 +34,11 @@ class RankNode(Protocol):
         ...
 
     def send(self, parts: Sequence[Buffer], or_raise: Callable[[], None]) -> None:
-        """Send a message to all of them; `or_raise` is called while there is no room for it, and may give up."""
+        """Send a message to all of them; `or_raise` is called while there is no room for it, and may give up.
+
+        Raises:
+            OSError: `end` was called, by another thread.
+        """
         ...
 
     def receive(self) -> Iterator[tuple[int, Reply]]:
@@ -92,3 +97,20 @@ class RankNode(Protocol):
     def end(self, within_s: float) -> None:
         """Wait until they have ended and free what they took, by force where that takes longer; call this once."""
         ...
+
+
+def carry(nodes: Sequence[RankNode], is_over: Callable[[], bool], plane: str, turns: Mapping[int, int]) -> None:
+    """Have ranks launch transfers of K/V, by the thread that passes it; nothing happens where the ranks are gone.
+
+    Args:
+        plane: see Carry.
+        turns: see Carry.
+    """
+
+    def raise_gone() -> None:
+        if is_over():
+            raise OSError("the engine's ranks are gone")
+
+    with contextlib.suppress(OSError):
+        for node in nodes:
+            node.send(encode(Carry(plane, turns)), raise_gone)

@@ -16,6 +16,7 @@ import select
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -45,7 +46,7 @@ from pagefleet_engine.executor.messages import (
     encode,
     encode_sample,
 )
-from pagefleet_engine.executor.node import RankNode
+from pagefleet_engine.executor.node import RankNode, carry
 from pagefleet_engine.executor.rank_loop import describe
 from pagefleet_engine.executor.rank_pages import RankPages, StepFence, kv_shards
 from pagefleet_engine.executor.rank_traces import RankTraces
@@ -106,6 +107,7 @@ class ProcessExecutor:
         self._size = config.parallel.world_size
         self.num_stages = config.parallel.pipeline_parallel_size
         """See Executor."""
+        self._asks_to_take = not config.takes_unasked
         self._abreast = config.parallel.tensor_parallel_size
         self._watch = HangWatch(self._abreast)
         self._poll = select.poll()
@@ -143,7 +145,7 @@ class ProcessExecutor:
             shards = kv_shards(arch, config.parallel, groups)
             pools = [pool for node in self._nodes for pool in node.pools(shards, self._loaded, self._is_over)]
             devices = [device for node in self._nodes for device in node.devices(self._fence, self._is_over)]
-            self._pages = RankPages(pools, self._fence, devices)
+            self._pages = RankPages(pools, self._fence, devices, partial(carry, self._nodes, self._is_over))
         self.cache = CacheFacts(first.num_blocks, first.block_size, first.bytes_per_block, groups)
         """See Executor."""
 
@@ -197,7 +199,7 @@ class ProcessExecutor:
             RuntimeError: it failed on all ranks of a stage.
             EngineDead: it failed on some, or ranks are gone or at another step.
         """
-        if self.num_stages == 1:
+        if self._asks_to_take:
             self._send(encode(Take()))
         try:
             return self._await(step_id)

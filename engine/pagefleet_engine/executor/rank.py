@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import PrefixStore
 
 from pagefleet_engine.executor.asked_planes import PlaneServer
 from pagefleet_engine.executor.asked_pool import CopyServer
-from pagefleet_engine.executor.messages import Loaded, RankStart, digest
+from pagefleet_engine.executor.messages import Carry, Loaded, RankStart, digest
 from pagefleet_engine.executor.rank_loop import PATIENCE_S, BuiltRank
 from pagefleet_engine.executor.ring_channel import RingInlet, RingOutlet
 from pagefleet_engine.executor.vital_signs import Awaited, OwnSigns
@@ -56,8 +56,9 @@ def build_rank(start: RankStart, times: StartupTimes, signs: OwnSigns) -> BuiltR
     worker = Worker(config, folder, read_arch(folder, config.model.hf_overrides), times, communicators, start.pool)
     if start.copies is not None:
         CopyServer(worker.pages, start.pool, start.copies, pinned=True)
+    planes = None
     if start.planes is not None and isinstance(worker.pages, DevicePool):
-        PlaneServer(LocalDevice(worker.pages, CARRIERS), start.planes, lambda: signs.num_finished)
+        planes = PlaneServer(LocalDevice(worker.pages, CARRIERS), start.planes, lambda: signs.num_finished)
     loaded = Loaded(
         digest(start.config),
         worker.max_in_flight,
@@ -70,7 +71,12 @@ def build_rank(start: RankStart, times: StartupTimes, signs: OwnSigns) -> BuiltR
         worker.cache.max_model_len,
         times.phases(),
     )
-    return BuiltRank(worker, loaded, end_loading)
+
+    def carry(command: Carry) -> None:
+        if planes is not None and (turn := command.turns.get(start.rank)) is not None:
+            planes.launch(command.plane, turn)
+
+    return BuiltRank(worker, loaded, end_loading, carry if config.carries else None)
 
 
 def _join_all(start: RankStart, signs: OwnSigns) -> tuple[Communicators, Callable[[], None]]:

@@ -14,6 +14,7 @@ from pagefleet_engine.core.step import ExpertLoad, StepMasks, StepPlan
 from pagefleet_engine.errors import EngineDead, ProfileRefused, StepOutOfMemory
 from pagefleet_engine.executor.executor import PendingStep
 from pagefleet_engine.executor.messages import (
+    Carry,
     Computed,
     Launch,
     Loaded,
@@ -71,6 +72,8 @@ class BuiltRank:
     loaded: Loaded
     end_loading: Callable[[], None]
     """Ranks that loaded at different speeds may take their time; from now on they may not."""
+    carry: Callable[[Carry], None] | None = None
+    """Launches this rank's transfers; None: ranks launch none among their steps."""
 
 
 @dataclass(slots=True)
@@ -93,15 +96,17 @@ class RankLoop:
     def __init__(
         self,
         part: RankPart,
-        worker: RankWorker,
+        built: BuiltRank,
         commands: RingReader,
         replies: RingWriter,
         signs: OwnSigns,
         trace: ThreadTrace,
     ) -> None:
         self._samples, self._tells = part.is_last, part.tells
-        self._takes_unasked = part.num_stages > 1
-        self._worker = worker
+        self._has_stages = part.num_stages > 1
+        self._carry = built.carry
+        self._takes_unasked = self._has_stages or self._carry is not None
+        self._worker = worker = built.worker
         self._commands = commands
         self._replies = replies
         self._signs = signs
@@ -134,6 +139,9 @@ class RankLoop:
                     self._sample(masks)
                 case Take():
                     self._take()
+                case Carry() as command:
+                    assert self._carry is not None
+                    self._carry(command)
                 case StartTrace():
                     self._tell_traced(self._trace.start)
                 case StopTrace(stem):
@@ -156,7 +164,7 @@ class RankLoop:
             raise
         except Exception as error:  # whatever a device may raise; at once, as others may wait for this rank
             self._tell_failure(plan, error)
-            if self._takes_unasked:
+            if self._has_stages:
                 self._worker.give_up(plan)
         self._steps.append(step)
         self._newest = step

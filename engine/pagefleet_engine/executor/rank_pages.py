@@ -13,7 +13,7 @@ Ranks of another machine are asked over the network, by `nodes.far_pools`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Protocol
 
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pagefleet_kv.p2p.planes.device.opening import PlaneDevice
 from pagefleet_kv.port import KVShard, PagesCopy
+from pagefleet_protocol.kv_control import PlaneName
 
 from pagefleet_engine.core.kv_groups import KVGroups, stage_slots
 from pagefleet_engine.layers.shard import own_heads
@@ -174,6 +175,7 @@ class RankPages:
         pools: each with what its rank holds.
         fence: keeps copies apart from steps.
         devices: of all ranks, where all have one on this machine; else none.
+        launch: see RankedPool.
     """
 
     host = None
@@ -182,10 +184,16 @@ class RankPages:
     """See KVPages."""
 
     def __init__(
-        self, pools: Sequence[tuple[KVShard, RankPool]], fence: StepFence, devices: Sequence[PlaneDevice] = ()
+        self,
+        pools: Sequence[tuple[KVShard, RankPool]],
+        fence: StepFence,
+        devices: Sequence[PlaneDevice] = (),
+        launch: Callable[[PlaneName, Mapping[int, int]], None] = lambda plane, turns: None,
     ) -> None:
         self._fence = fence
         self.devices = devices
+        """See RankedPool."""
+        self.launch = launch
         """See RankedPool."""
         self._targets = pools
         first_of = {(shard.layers.start, shard.heads.start): (shard, pool) for shard, pool in reversed(pools)}

@@ -67,7 +67,7 @@ def run_rank(build: BuildRank) -> int:
     built.end_loading()
     commands = RingReader(start.commands, start.place)
     trace = ThreadTrace(f"-rank{start.rank}")
-    RankLoop(start.part, built.worker, commands, replies, signs, trace).run()
+    RankLoop(start.part, built, commands, replies, signs, trace).run()
     return 1
 
 

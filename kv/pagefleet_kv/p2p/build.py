@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from pagefleet_protocol.fleet_key import FleetKey
 from pagefleet_protocol.kv_control import PlaneName
@@ -19,7 +20,7 @@ from pagefleet_kv.p2p.data_plane import DataPlane
 from pagefleet_kv.p2p.driver import DriverParts
 from pagefleet_kv.p2p.peers import AllowedPeers, parse_peers
 from pagefleet_kv.p2p.planes.device.copies import DevicePool
-from pagefleet_kv.p2p.planes.device.opening import NoPlane, PlaneDevice, PlaneOpening, RankedPool, RankPlane
+from pagefleet_kv.p2p.planes.device.opening import NoPlane, PlaneOpening, RankedPool, RankPlane
 from pagefleet_kv.p2p.planes.device.plane import HANDSHAKE_S
 from pagefleet_kv.p2p.planes.device.ranked import RankedPlane
 from pagefleet_kv.p2p.planes.local_device import CARRIERS, LocalDevice, MakeCarriers
@@ -158,7 +159,7 @@ def device_planes(
     asked = config.kv_data_plane
     if asked == "tcp":
         return {}
-    if not (devices := _devices_of(side.pages, makers or CARRIERS)):
+    if (pool := _ranked(side.pages, makers or CARRIERS)) is None:
         if asked != "auto":
             raise KVConfigError(f"kv_data_plane {asked} needs K/V on GPUs of one machine: give auto or tcp")
         return {}
@@ -171,7 +172,7 @@ def device_planes(
             continue
         opening = PlaneOpening(name, side.shape.compatibility, blocks_per_frame, slots, most)
         try:
-            planes[name] = _open(opening, devices, side)
+            planes[name] = _open(opening, pool, side, by_name=asked == name)
         except NoPlane as error:
             if asked == name:
                 raise KVConfigError(f"kv_data_plane {name} cannot be had: {error}") from error
@@ -179,29 +180,41 @@ def device_planes(
     return planes
 
 
-def _devices_of(pages: KVPages, makers: Mapping[PlaneName, MakeCarriers]) -> Sequence[PlaneDevice]:
+def _ranked(pages: KVPages, makers: Mapping[PlaneName, MakeCarriers]) -> RankedPool | None:
+    """None where there are no devices that planes could be opened on."""
     if isinstance(pages, DevicePool):
-        return [LocalDevice(pages, makers)]
+        return LocalDevice(pages, makers)
     if not isinstance(pages, RankedPool):
-        return []
+        return None
     if not pages.devices:
         _log.info("K/V of these ranks travels by tcp: other planes need all of them on GPUs of one machine")
-    return pages.devices
+        return None
+    return pages
 
 
-def _open(opening: PlaneOpening, devices: Sequence[PlaneDevice], side: EngineSide) -> RankedPlane:
+def _open(opening: PlaneOpening, pool: RankedPool, side: EngineSide, *, by_name: bool) -> RankedPlane:
     """Raises NoPlane where a rank cannot have it."""
-    if opening.name == "nccl" and (len(devices) > 1 or side.has_collectives):
-        raise NoPlane("nothing orders its kernels and what ranks send each other")
+    if opening.name == "nccl":
+        _check_nccl(len(pool.devices), side, by_name=by_name)
     opened: list[RankPlane] = []
     try:
-        for device in devices:
+        for device in pool.devices:
             opened.append(device.open(opening))
     except NoPlane:
         for plane in opened:
             plane.close()
         raise
-    return RankedPlane(opening.name, opened, side.shards, side.pages.bytes_per_block, HANDSHAKE_S)
+    launch = partial(pool.launch, opening.name)
+    return RankedPlane(opening.name, opened, launch, side.shards, side.pages.bytes_per_block, HANDSHAKE_S)
+
+
+def _check_nccl(num_ranks: int, side: EngineSide, *, by_name: bool) -> None:
+    """Raises NoPlane where NCCL's kernels and what ranks send each other could wait for each other for ever, or where
+    nobody asked for what never ran on GPUs."""
+    if side.steps_with_copies:
+        raise NoPlane("nothing orders its kernels and what copies of the model send each other")
+    if num_ranks > 1 and not by_name:
+        raise NoPlane("engines of several ranks take it only by name")
 
 
 def split_communicators(config: KVTransferConfig) -> tuple[int, int]:

@@ -137,7 +137,24 @@ class Tell:
     data: bytes
 
 
-PlaneEvent = LinkUp | LinkDown | FrameSent | FrameArrived | FrameRefused | Landed | Withdrawn | Tell
+@dataclass(frozen=True, slots=True)
+class TurnAsked:
+    """A rank's plane would launch a transfer, of which it is that end; only its engine's plane hears of it."""
+
+    number: int
+    end: End
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnded:
+    """That transfer is over, or will never be launched."""
+
+    number: int
+
+
+PlaneEvent = (
+    LinkUp | LinkDown | FrameSent | FrameArrived | FrameRefused | Landed | Withdrawn | Tell | TurnAsked | TurnEnded
+)
 
 
 class DataPlane(Protocol):

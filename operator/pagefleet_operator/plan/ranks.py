@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from pagefleet_protocol.engine_rules import BY_TCP, LESS_THAN_RANKS, ONE_COPY, PORTS_OF_A_POOL
+from pagefleet_protocol.engine_rules import KV_OF_RANKS, LESS_THAN_RANKS, ONE_COPY, PORTS_OF_A_POOL
 from pagefleet_protocol.inference_profile import InferenceProfile
 from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.parallelism import MAX_NODES, MAX_RANKS, Parallelism
@@ -78,9 +78,11 @@ def _kv_stays(ranks: Ranks, service: InferenceService) -> str:
     both = service.spec.disaggregation
     if both is None or both.data_plane in ("auto", "tcp"):
         return ""
-    if ranks.together and both.data_plane == "nccl":
-        return f"with {ranks.total} ranks {BY_TCP}"
-    return f"with {ranks.each} ranks {BY_TCP}" if ranks.each > 1 else ""
+    if both.data_plane == "nccl" and ranks.together:
+        return f"with {ranks.total} ranks {KV_OF_RANKS}"
+    if ranks.each == 1 or (both.data_plane == "nccl" and ranks.gpus and ranks.nodes == 1):
+        return ""
+    return f"with {ranks.each} ranks {KV_OF_RANKS}"
 
 
 def _many_ports(ranks: Ranks, service: InferenceService) -> str:

@@ -97,4 +97,4 @@ def test_connectors_are_told_whether_steps_wait_for_other_copies(
     offload = KVTransferConfig(kv_connector="offload", kv_offload_memory=2**20)
     core, _ = build_core(replace(config(None, num_kv_blocks=8), model=model, kv_transfer=offload))
     core.shutdown()
-    assert [side.has_collectives for side in sides] == [is_one_of_several]
+    assert [side.steps_with_copies for side in sides] == [is_one_of_several]

@@ -10,8 +10,10 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,9 +31,11 @@ from pagefleet_engine.executor.executor import PendingStep
 from pagefleet_engine.executor.local_node import LocalNode
 from pagefleet_engine.executor.processes import ProcessExecutor
 from pagefleet_engine.executor.rank_memory import COMMAND_BYTES
+from pagefleet_engine.executor.rank_pages import RankPages
 from pagefleet_engine.ranks.parallelism import Parallelism
 from pagefleet_engine.ranks.rendezvous import RendezvousTable
 from pagefleet_engine.startup import StartupTimes
+from pagefleet_kv.config import KVTransferConfig
 from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.fakes.architectures import llama_arch
@@ -86,6 +90,36 @@ def test_steps_run_on_all_ranks_and_overlap(start: Start) -> None:
     assert executor.cache.num_blocks == 256
     executor.shutdown()
     assert are_gone(executor)
+
+
+def test_transfers_are_launched_among_steps_by_another_thread(start: Start) -> None:
+    by_nccl = KVTransferConfig(kv_connector="p2p", kv_data_plane="nccl", kv_role="prefill")
+    config = replace(config_of("fake", 2), kv_transfer=by_nccl)
+    executor = ProcessExecutor(config, Path("/m"), llama_arch(), command=COMMAND)
+    assert isinstance(executor.pages, RankPages)
+    launch = executor.pages.launch
+    carries = threading.Thread(target=lambda: [launch("nccl", {0: turn}) for turn in range(100)])
+    carries.start()
+    for step_id in range(100):
+        assert executor.launch(plan(step_id, f"r{step_id}")).result().sampled == [[6]]
+    carries.join()
+    executor.shutdown()
+    launch("nccl", {0: 100})  # who asks does not know yet
+
+
+def test_ranks_that_are_gone_while_a_transfer_is_to_be_launched_are_seen(start: Start) -> None:
+    executor = start()
+    node = executor._nodes[0]
+    assert isinstance(node, LocalNode)
+    with futures.ThreadPoolExecutor(1) as other:
+        with node._sending:  # as by one who waits for room until the ranks are known to be gone
+            for pid in pids(executor):
+                os.kill(pid, signal.SIGKILL)
+            failed = other.submit(executor.launch, plan(0, "a"))
+            while not executor._is_over():
+                time.sleep(0.01)
+        with pytest.raises(EngineDead, match="was killed by signal 9"):
+            failed.result()
 
 
 def test_masked_rows_are_sampled_later_under_large_masks(start: Start) -> None:

@@ -8,12 +8,14 @@ from types import SimpleNamespace
 import pytest
 from pagefleet_engine.core.step import ScheduledRows, StepPlan
 from pagefleet_engine.errors import EngineDead
-from pagefleet_engine.executor.messages import Launch, encode
-from pagefleet_engine.executor.rank_loop import RankLoop, wait_on
+from pagefleet_engine.executor.messages import Launch, Loaded, encode
+from pagefleet_engine.executor.rank_loop import BuiltRank, RankLoop, wait_on
 from pagefleet_engine.executor.ring import RingReader, RingWriter, make_ring_pair
 from pagefleet_engine.executor.trace import ThreadTrace
 from pagefleet_engine.executor.vital_signs import OwnSigns, VitalSigns, make_signs
 from pagefleet_engine.ranks.parallelism import RankPart
+
+LOADED = Loaded("", 1, 1, 1, 1, "", "", 1, 1, {})
 
 
 class DeviceWorker:
@@ -43,7 +45,7 @@ def test_a_device_is_paced_where_its_steps_wait_for_no_other_copys(steps_togethe
     signs = OwnSigns(memory, 1, 0)
     loop = RankLoop(
         RankPart(0, 2),
-        DeviceWorker(steps_together=steps_together),  # type: ignore[arg-type]
+        BuiltRank(DeviceWorker(steps_together=steps_together), LOADED, lambda: None),  # type: ignore[arg-type]
         RingReader(rings.there),
         RingWriter(rings.back),
         signs,

@@ -53,3 +53,12 @@ def test_two_copies_that_share_experts_give_the_tokens_of_one_gpu(
 def test_kv_passes_between_engines_of_one_gpu_and_of_two(plane: str, ranks: tuple[int, int]) -> None:
     found = check_engines(plane, "cuda", 120, ranks=ranks)
     assert found["ok"], found["why"]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 3, reason="NCCL joins no two processes on one device")
+@pytest.mark.parametrize("ranks", [(2, 1), (1, 2)], ids=str)
+def test_kv_passes_by_nccl_beside_the_sums_of_ranks(ranks: tuple[int, int]) -> None:
+    devices = ("0,1", "2") if ranks == (2, 1) else ("2", "0,1")
+    seen = {role: {"CUDA_VISIBLE_DEVICES": which} for role, which in zip(("prefill", "decode"), devices, strict=True)}
+    found = check_engines("nccl", "cuda", 120, seen, ranks)
+    assert found["ok"], found["why"]

@@ -107,7 +107,11 @@ def test_ranks_ask_for_a_gpu_each_where_there_are_gpus(resources: Any) -> None:
 @pytest.mark.parametrize(
     ("profiled", "spec", "words"),
     [
-        ({"resources": {"gpus": 8}}, {"disaggregation": {"dataPlane": "nccl"}}, "with 8 ranks K/V of several ranks"),
+        (
+            {"resources": {"gpus": 8}},
+            {"disaggregation": {"dataPlane": "cuda_ipc"}},
+            "with 8 ranks K/V of several ranks",
+        ),
     ],
 )
 def test_ranks_from_a_profile_may_not_go_with_kv_that_leaves_the_engine(profiled: Any, spec: Any, words: str) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from pagefleet_kv.cuda_memory import HANDLE_BYTES, CudaError, CudaSharedMemory
 from pagefleet_kv.p2p.planes.device.copies import DeviceCopies, Mark
 from pagefleet_kv.p2p.planes.device.link import Say
+from pagefleet_kv.p2p.planes.device.turns import Turns
 from pagefleet_kv.p2p.planes.device.words import Taken, Word
 from pagefleet_kv.p2p.planes.shell import LinkBroken
 
@@ -140,10 +141,11 @@ class IpcCarriers:
         self._facts = _FACTS.pack(handle, slot_bytes, count)
         return self._exported.view(count, slot_bytes)
 
-    def to_target(self, peer: str, say: Say) -> IpcSource:
+    def to_target(self, peer: str, say: Say, turns: Turns | None) -> IpcSource:
+        """See Carriers. No kernel of this plane waits for another device."""
         return IpcSource()
 
-    def to_source(self, peer: str, facts: bytes, say: Say) -> IpcTarget:
+    def to_source(self, peer: str, facts: bytes, say: Say, turns: Turns | None) -> IpcTarget:
         return IpcTarget(self._memory, self._copies, facts)
 
     def counters(self) -> dict[str, float]:

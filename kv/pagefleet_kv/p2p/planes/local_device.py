@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from pagefleet_protocol.kv_control import PlaneName
@@ -11,7 +11,7 @@ from pagefleet_kv.cuda_memory import CudaError, CudaSharedMemory, find_cudart
 from pagefleet_kv.p2p.planes.cuda_ipc import IpcCarriers
 from pagefleet_kv.p2p.planes.device.copies import WORD_BYTES, DeviceCopies, DevicePool
 from pagefleet_kv.p2p.planes.device.link import Carriers
-from pagefleet_kv.p2p.planes.device.opening import NoPlane, PlaneOpening
+from pagefleet_kv.p2p.planes.device.opening import NoPlane, PlaneDevice, PlaneOpening
 from pagefleet_kv.p2p.planes.device.plane import STALL_S, DevicePlane
 from pagefleet_kv.p2p.planes.nccl.carrier import NcclCarriers
 from pagefleet_kv.p2p.planes.nccl.library import NcclError, NcclFunctions, find_nccl
@@ -20,11 +20,17 @@ MakeCarriers = Callable[[DeviceCopies, tuple[int, int]], Carriers]
 
 
 class LocalDevice:
-    """Implements `PlaneDevice` for a device of this process."""
+    """Implements `PlaneDevice` for a device of this process, and `RankedPool` for the only one of an engine."""
 
     def __init__(self, pool: DevicePool, makers: Mapping[PlaneName, MakeCarriers]) -> None:
         self._pool = pool
         self._makers = makers
+        self._planes: dict[str, DevicePlane] = {}
+
+    @property
+    def devices(self) -> Sequence[PlaneDevice]:
+        """See RankedPool."""
+        return [self]
 
     def open(self, opening: PlaneOpening) -> DevicePlane:
         """See PlaneDevice."""
@@ -33,12 +39,19 @@ class LocalDevice:
             copies = DeviceCopies(self._pool, -(-slot_bytes // WORD_BYTES) * WORD_BYTES)
             carriers = self._makers[opening.name](copies, opening.max_communicators)
             try:
-                return DevicePlane(carriers, copies, opening.compatibility, opening.num_slots)
+                plane = DevicePlane(carriers, copies, opening.compatibility, opening.num_slots)
             except (CudaError, torch.OutOfMemoryError):
                 carriers.close()
                 raise
         except (NcclError, CudaError, torch.OutOfMemoryError) as error:
             raise NoPlane(str(error)) from error
+        self._planes[opening.name] = plane
+        return plane
+
+    def launch(self, plane: PlaneName, turns: Mapping[int, int]) -> None:
+        """See RankedPool."""
+        for turn in turns.values():
+            self._planes[plane].launch(turn, lambda: None)
 
 
 def _make_nccl(copies: DeviceCopies, most: tuple[int, int]) -> Carriers:

@@ -6,13 +6,16 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from pagefleet_kv.p2p.data_plane import PlaneEvent, TurnAsked, TurnEnded
 from pagefleet_kv.p2p.planes.device.copies import DeviceCopies, Mark
 from pagefleet_kv.p2p.planes.device.plane import FIRST_S, MAX_PEERS, MOST_S, Redial
+from pagefleet_kv.p2p.planes.device.turns import Turns
 from pagefleet_kv.p2p.planes.nccl.carrier import MIN_FREE_BYTES, Seats
 from pagefleet_kv.p2p.planes.nccl.communicator import (
     SOURCE_RANK,
     TARGET_RANK,
     Communicator,
+    CommunicatorEnd,
     CommunicatorSettings,
     NcclTransfer,
 )
@@ -65,10 +68,12 @@ class NotedCopies(DeviceCopies):
         return super().mark(stream)
 
 
-def made(script: Script, rank: int = SOURCE_RANK, copies: DeviceCopies | None = None) -> Communicator:
+def made(
+    script: Script, rank: int = SOURCE_RANK, copies: DeviceCopies | None = None, turns: Turns | None = None
+) -> Communicator:
     copies = copies or DeviceCopies(TorchPool(1), SLOT_BYTES)
     settings = CommunicatorSettings(script, copies, 2, init_s=20.0, stall_s=10.0)
-    return Communicator(settings, b"i" * 128, rank, "kv to somebody", None, now=100.0)
+    return Communicator(settings, CommunicatorEnd(b"i" * 128, rank, "kv to somebody", None, turns), now=100.0)
 
 
 def transfer(number: int) -> NcclTransfer:
@@ -121,6 +126,47 @@ def test_a_transfer_has_so_long_and_idle_time_is_none_of_it() -> None:
     assert communicator.poll(1009.9) == []
     with pytest.raises(NcclError, match="silent"):
         communicator.poll(1010.0)
+
+
+def test_each_transfer_has_its_turn_to_be_launched() -> None:
+    script, told, launched = Script(now=State.READY), list[PlaneEvent](), list[int]()
+    turns = Turns(told.append)
+    communicator = made(script, turns=turns)
+    communicator.give(transfer(0), 100.0)
+    communicator.give(transfer(1), 100.0)
+    for _ in range(2):
+        assert communicator.poll(1000.0) == []  # how long a turn takes to come is not its business
+    assert told == [TurnAsked(0, "source")]
+    assert len(script.calls) == 1
+    turns.give(0, lambda: launched.append(0))
+    communicator.poll(1000.0)
+    assert script.calls[1:] == [("send", 4096, 64)]
+    communicator.poll(1001.0)
+    assert not launched
+    script.now = State.READY
+    assert communicator.poll(1002.0) == [0]
+    assert launched[:1] == [0]
+    assert told[1:] == [TurnEnded(0), TurnAsked(1, "source")]
+    turns.give(1, lambda: launched.append(1))
+    communicator.poll(2000.0)
+    with pytest.raises(NcclError, match="silent"):  # steps of the engine may wait for it
+        communicator.poll(2005.0)
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_nobody_waits_for_the_turn_of_what_was_aborted(is_given: bool) -> None:
+    script, told, launched = Script(now=State.READY), list[PlaneEvent](), list[int]()
+    turns = Turns(told.append)
+    communicator = made(script, TARGET_RANK, turns=turns)
+    communicator.give(transfer(0), 100.0)
+    communicator.poll(100.0)
+    if is_given:
+        turns.give(0, lambda: launched.append(0))
+    communicator.abort()
+    assert told == [TurnAsked(0, "target"), TurnEnded(0)]
+    turns.give(0, lambda: launched.append(0))
+    assert launched
+    assert [call[0] for call in script.calls] == ["begin", "abort"]
 
 
 def test_it_is_aborted_once() -> None:

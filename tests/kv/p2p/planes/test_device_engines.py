@@ -62,12 +62,11 @@ class DeviceOfRank:
     def __init__(self, pool: RankPool, fence: StepFence, makers: Mapping[PlaneName, MakeCarriers]) -> None:
         assert isinstance(pool, MappedPool)
         blocks = torch.from_numpy(pool.blocks)
-        self._pool = PoolOfRank(blocks.view(len(blocks), -1))
+        self.local = LocalDevice(PoolOfRank(blocks.view(len(blocks), -1)), makers)
         self._fence = fence
-        self._makers = makers
 
     def open(self, opening: PlaneOpening) -> RankPlane:
-        return FencedPlane(LocalDevice(self._pool, self._makers).open(opening), self._fence)
+        return FencedPlane(self.local.open(opening), self._fence)
 
 
 class PoolOfRank:
@@ -106,6 +105,8 @@ class Devices:
         self.world = NcclWorld()
         self.memory = FakeSharedMemory()
         self.libraries: list[FakeNccl] = []
+        self.num_turns = 0
+        """That engines of several ranks gave."""
 
     @property
     def makers(self) -> Mapping[PlaneName, MakeCarriers]:
@@ -120,7 +121,16 @@ class Devices:
         """As `device_planes`, where the host is a device, or one of each rank's."""
         ranks, makers = side.pages, self.makers
         if isinstance(ranks, RankPages):
-            ranks.devices = [DeviceOfRank(pool, ranks._fence, makers) for _, pool in ranks._targets]
+            ranks.devices = devices = [DeviceOfRank(pool, ranks._fence, makers) for _, pool in ranks._targets]
+            among_steps = ranks.launch
+
+            def launch(plane: PlaneName, turns: Mapping[int, int]) -> None:
+                among_steps(plane, turns)
+                for rank, turn in turns.items():
+                    devices[rank].local.launch(plane, {0: turn})
+                self.num_turns += len(turns)
+
+            ranks.launch = launch
         else:
             side = dataclasses.replace(side, pages=PoolOfHost(side.pages))
         return device_planes(config, side, blocks_per_frame, makers)
@@ -168,11 +178,13 @@ def test_tokens_are_those_of_one_engine(
 
 
 @pytest.mark.fleet
+@pytest.mark.parametrize("plane", ["cuda_ipc", "nccl"])
 @pytest.mark.parametrize(
     ("prefill_ranks", "decode_ranks", "num_lanes"),
     [
         ((2, 1), (2, 1), 2),
         ((2, 1), (1, 1), 2),
+        ((1, 1), (2, 1), 2),
         ((1, 2), (2, 1), 4),
     ],
 )
@@ -183,8 +195,9 @@ def test_each_rank_has_a_plane_of_its_own(
     prefill_ranks: tuple[int, int],
     decode_ranks: tuple[int, int],
     num_lanes: int,
+    plane: str,
 ) -> None:
-    (tensor, stages), plane = prefill_ranks, "cuda_ipc"
+    tensor, stages = prefill_ranks
     prefill = fleet.engine("a", tensor=tensor, stages=stages, kv_role="prefill", kv_data_plane=plane)
     tensor, stages = decode_ranks
     peers = prefill.address
@@ -194,7 +207,12 @@ def test_each_rank_has_a_plane_of_its_own(
     fleet.until(lambda: prefill.num_held_blocks == 0)  # decode has said that it has all
     assert decode.num_held_blocks == 0
     assert decode.figure("received_blocks_total") == prefill.figure("sent_blocks_total") == 3 * FULL_BLOCKS
-    assert devices.memory.opened == num_lanes
+    if plane == "cuda_ipc":
+        assert devices.memory.opened == num_lanes
+        assert not devices.num_turns
+    else:
+        assert decode.figure("communicators") == prefill.figure("communicators") == num_lanes
+        assert devices.num_turns >= 3 * num_lanes
 
 
 def test_two_engines_may_prefill_for_each_other(fleet: Fleet, expected: dict[int, list[int]], tmp_path: Path) -> None:
@@ -245,6 +263,9 @@ class Ranks(BytePages):
         super().__init__(4)
         self.devices = [self, self] if have_devices else []
 
+    def launch(self, plane: str, turns: Mapping[int, int]) -> None:
+        raise AssertionError("there is no plane")
+
     def open(self, opening: PlaneOpening) -> RankPlane:
         raise NoPlane(f"there is no {opening.name}")
 
@@ -252,7 +273,7 @@ class Ranks(BytePages):
 def test_an_engine_whose_copies_share_experts_does_without_nccl(devices: Devices) -> None:
     """One device, whose steps wait for other copies' as sums of ranks do."""
     config = KVTransferConfig(kv_connector="p2p")
-    side = dataclasses.replace(engine_side(PoolOfHost(BytePages(4))), has_collectives=True)
+    side = dataclasses.replace(engine_side(PoolOfHost(BytePages(4))), steps_with_copies=True)
     planes = device_planes(config, side, 1024, devices.makers)
     assert list(planes) == ["cuda_ipc"]
     planes["cuda_ipc"].close()
@@ -260,17 +281,16 @@ def test_an_engine_whose_copies_share_experts_does_without_nccl(devices: Devices
         device_planes(dataclasses.replace(config, kv_data_plane="nccl"), side, 1024, devices.makers)
 
 
-def test_ranks_whose_sums_go_by_nccl_do_without_that_plane(caplog: pytest.LogCaptureFixture) -> None:
-    """Two that launch in different orders on two devices would wait for each other for ever."""
+def test_several_ranks_take_nccl_only_by_name(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     config = KVTransferConfig(kv_connector="p2p")
     side = engine_side(Ranks(have_devices=True))
     assert device_planes(config, side, 1) == {}
     assert [record.getMessage() for record in caplog.records] == [
         "K/V does not travel by cuda_ipc: there is no cuda_ipc",
-        "K/V does not travel by nccl: nothing orders its kernels and what ranks send each other",
+        "K/V does not travel by nccl: engines of several ranks take it only by name",
     ]
-    with pytest.raises(KVConfigError, match="kv_data_plane nccl cannot be had: nothing orders its kernels"):
+    with pytest.raises(KVConfigError, match="kv_data_plane nccl cannot be had: there is no nccl"):
         device_planes(dataclasses.replace(config, kv_data_plane="nccl"), side, 1)
 
 

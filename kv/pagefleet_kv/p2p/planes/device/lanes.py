@@ -46,6 +46,19 @@ class Region(msgspec.Struct, frozen=True, array_like=True):
         return (self.layers[1] - self.layers[0]) * self.axes[1] * (self.bytes[1] - self.bytes[0])
 
 
+class LaneTerms(msgspec.Struct, frozen=True, array_like=True):
+    """How a rank has its end of a lane."""
+
+    region: Region | None = None
+    """Of its blocks, which the lane carries; None: all of them."""
+    in_turn: bool = False
+    """Whether transfers whose kernels wait for the other rank's are launched when the engine says so."""
+
+
+WHOLE = LaneTerms()
+"""Between engines of one rank."""
+
+
 def plan_lanes(sources: Sequence[KVShard], targets: Sequence[KVShard]) -> list[Lane]:
     """Return the lanes between two engines, by source and target.
 

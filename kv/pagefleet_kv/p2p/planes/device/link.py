@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pagefleet_kv.p2p.data_plane import PlaneEvent, Tell
 from pagefleet_kv.p2p.planes.device.copies import DeviceCopies
+from pagefleet_kv.p2p.planes.device.turns import Turns
 from pagefleet_kv.p2p.planes.device.words import Envelope, Word, encode_word
 from pagefleet_kv.p2p.planes.shell import LinkBroken, LinkSettings
 
@@ -98,11 +99,15 @@ class Carriers(Protocol):
     def send_slots(self, count: int) -> Tensor:
         """Return the slots that links to targets share: uint8 [count, slot_bytes]."""
 
-    def to_target(self, peer: str, say: Say) -> SourceCarrier:
-        """Return the source's half for a target that joined."""
+    def to_target(self, peer: str, say: Say, turns: Turns | None) -> SourceCarrier:
+        """Return the source's half for a target that joined.
 
-    def to_source(self, peer: str, facts: bytes, say: Say) -> TargetCarrier:
-        """Return the target's half, for a source whose invitation said `facts`.
+        Args:
+            turns: in which it launches kernels that wait for the target's; None: at once.
+        """
+
+    def to_source(self, peer: str, facts: bytes, say: Say, turns: Turns | None) -> TargetCarrier:
+        """Return the target's half, for a source whose invitation said `facts`; `turns` as of the source's.
 
         Raises:
             LinkBroken: there is no way from there to here.

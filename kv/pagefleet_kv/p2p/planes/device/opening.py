@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
 from pagefleet_protocol.kv_control import PlaneName
 
 from pagefleet_kv.p2p.data_plane import End, Frame, Landing, PlaneEvent
-from pagefleet_kv.p2p.planes.device.lanes import Region
+from pagefleet_kv.p2p.planes.device.lanes import LaneTerms
 
 
 class NoPlane(Exception):
@@ -30,17 +30,14 @@ class PlaneOpening(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RankPlane(Protocol):
-    """The plane of one rank, as `DevicePlane`: a `DataPlane` whose links carry a region of each block.
-
-    `region`: of this rank's blocks; None: all of them. Peers are ranks of other engines.
-    """
+    """The plane of one rank, as `DevicePlane`: a `DataPlane` whose links are lanes, to ranks of other engines."""
 
     @property
     def bell(self) -> int: ...
 
-    def invite(self, peer: str, region: Region | None) -> bytes: ...
+    def invite(self, peer: str, terms: LaneTerms) -> bytes: ...
 
-    def connect(self, peer: str, host: str, invitation: bytes, region: Region | None) -> None: ...
+    def connect(self, peer: str, host: str, invitation: bytes, terms: LaneTerms) -> None: ...
 
     def disconnect(self, peer: str, end: End) -> None: ...
 
@@ -75,9 +72,13 @@ class PlaneDevice(Protocol):
 
 @runtime_checkable
 class RankedPool(Protocol):
-    """Pages that lie on the devices of several ranks."""
+    """Pages that lie on the devices of ranks."""
 
     @property
     def devices(self) -> Sequence[PlaneDevice]:
         """Of each rank, in order; none, where not each has one on this machine."""
+        ...
+
+    def launch(self, plane: PlaneName, turns: Mapping[int, int]) -> None:
+        """Have ranks launch the transfers of these turns, by rank, at one place among the steps; returns at once."""
         ...

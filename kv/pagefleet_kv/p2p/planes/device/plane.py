@@ -12,14 +12,16 @@ import select
 import struct
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 
 from pagefleet_kv.p2p.data_plane import End, LinkDown
 from pagefleet_kv.p2p.planes.device.copies import DeviceCopies
-from pagefleet_kv.p2p.planes.device.lanes import Region
+from pagefleet_kv.p2p.planes.device.lanes import WHOLE, LaneTerms
 from pagefleet_kv.p2p.planes.device.link import Carriers, Ear, Line, Slots, Voice
 from pagefleet_kv.p2p.planes.device.source import DeviceSource
 from pagefleet_kv.p2p.planes.device.target import DeviceTarget
+from pagefleet_kv.p2p.planes.device.turns import Turns
 from pagefleet_kv.p2p.planes.device.words import TOKEN_BYTES, BadWord, Join, Leave, decode_word
 from pagefleet_kv.p2p.planes.shell import LinkBroken, LinkSettings, PlaneShell
 
@@ -66,27 +68,33 @@ class DevicePlane(PlaneShell[DeviceSource, DeviceTarget]):
         super().__init__(carriers.name)
         self._redial = Redial()
         self._settings = LinkSettings(copies, compatibility, handshake_s, stall_s, self._tell)
-        self._regions: dict[tuple[str, End], Region] = {}
-        """Of links that carry a part of each block. Set before the link is begun, by its owner's thread."""
+        self._turns = Turns(self._tell)
+        self._terms: dict[tuple[str, End], LaneTerms] = {}
+        """Of links that have some. Set before the link is begun, by its owner's thread."""
         self._thread.do(copies.enter)
         self._thread.start()
 
-    def invite(self, peer: str, region: Region | None = None) -> bytes:
+    def invite(self, peer: str, terms: LaneTerms = WHOLE) -> bytes:
         """See RankPlane."""
-        self._set_region(peer, "source", region)
+        self._terms[peer, "source"] = terms
         token = secrets.token_bytes(TOKEN_BYTES)
         self._invitations.give(token, peer)
         return _INVITATION.pack(_MAGIC, _VERSION, token) + self._carriers.facts()
 
-    def connect(self, peer: str, host: str, invitation: bytes, region: Region | None = None) -> None:
+    def connect(self, peer: str, host: str, invitation: bytes, terms: LaneTerms = WHOLE) -> None:
         """See RankPlane."""
-        self._set_region(peer, "target", region)
+        self._terms[peer, "target"] = terms
         super().connect(peer, host, invitation)
 
     def disconnect(self, peer: str, end: End) -> None:
         """See RankPlane."""
         super().disconnect(peer, end)
-        self._set_region(peer, end, None)
+        self._terms.pop((peer, end), None)
+
+    def launch(self, turn: int, on_launched: Callable[[], None]) -> None:
+        """Give a transfer its turn, of any thread; `on_launched` is called by the plane's when the transfer's kernel is
+        on the device or will never be, unless the plane is closed before."""
+        self._thread.do(lambda: self._turns.give(turn, on_launched))
 
     def hear(self, peer: str, data: bytes) -> None:
         self._thread.do(lambda: self._hear(peer, data))
@@ -114,12 +122,13 @@ class DevicePlane(PlaneShell[DeviceSource, DeviceTarget]):
             self._redial.check(peer, now)
             token, facts = _decode_invitation(invitation)
             voice = Voice(peer, token, True, self._tell)
-            carrier = self._carriers.to_source(peer, facts, voice.say)
+            settings, turns = self._on_terms(peer, "target")
+            carrier = self._carriers.to_source(peer, facts, voice.say, turns)
         except LinkBroken as error:
             self._redial.failed(peer, now)
             self._tell(LinkDown(peer, "target", str(error)))
             return
-        line, settings = Line(peer, Ear(token), voice), self._settings_of(peer, "target")
+        line = Line(peer, Ear(token), voice)
         self._targets[peer] = DeviceTarget(line, carrier, self._landings, self._receive_slots, settings, now)
 
     def _hear(self, peer: str, data: bytes) -> None:
@@ -151,21 +160,17 @@ class DevicePlane(PlaneShell[DeviceSource, DeviceTarget]):
         self._invitations.spend(token)
         if peer in self._sources:
             self._end(self._sources[peer], "it connected again")
-        carrier = self._carriers.to_target(peer, voice.say)
-        line, settings = Line(peer, Ear(token, 1), voice), self._settings_of(peer, "source")
+        settings, turns = self._on_terms(peer, "source")
+        carrier = self._carriers.to_target(peer, voice.say, turns)
+        line = Line(peer, Ear(token, 1), voice)
         self._sources[peer] = DeviceSource(line, carrier, self._send_slots, settings, now)
 
-    def _set_region(self, peer: str, end: End, region: Region | None) -> None:
-        if region is None:
-            self._regions.pop((peer, end), None)
-        else:
-            self._regions[peer, end] = region
-
-    def _settings_of(self, peer: str, end: End) -> LinkSettings[DeviceCopies]:
-        region = self._regions.pop((peer, end), None)
-        if region is None:
-            return self._settings
-        return replace(self._settings, memory=self._settings.memory.part(region))
+    def _on_terms(self, peer: str, end: End) -> tuple[LinkSettings[DeviceCopies], Turns | None]:
+        """What a link that begins has to do with the others."""
+        terms, settings = self._terms.pop((peer, end), WHOLE), self._settings
+        if terms.region is not None:
+            settings = replace(settings, memory=settings.memory.part(terms.region))
+        return settings, self._turns if terms.in_turn else None
 
     def _end(self, link: Link, reason: str) -> None:
         if isinstance(link, DeviceTarget):

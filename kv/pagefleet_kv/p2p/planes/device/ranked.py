@@ -13,9 +13,8 @@ import select
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -32,11 +31,13 @@ from pagefleet_kv.p2p.data_plane import (
     LinkUp,
     PlaneEvent,
     Tell,
+    TurnAsked,
+    TurnEnded,
     Withdrawn,
 )
 from pagefleet_kv.p2p.planes.device.lanes import (
     Lane,
-    Region,
+    LaneTerms,
     ShardsDiffer,
     num_parts,
     plan_lanes,
@@ -44,45 +45,18 @@ from pagefleet_kv.p2p.planes.device.lanes import (
     whole_of,
 )
 from pagefleet_kv.p2p.planes.device.opening import RankPlane
+from pagefleet_kv.p2p.planes.device.rank_words import Invited, Shards, decode_invited, decode_shards, encode
+from pagefleet_kv.p2p.planes.device.turns import LaunchOrder
 from pagefleet_kv.p2p.planes.device.words import TOKEN_BYTES
 from pagefleet_kv.p2p.planes.shell import Invitations
 from pagefleet_kv.port import KVShard
 
-MAX_RANKS = 256
+_LaneEvent = LinkUp | LinkDown | FrameSent | FrameArrived | FrameRefused | Tell
+
 _MAGIC = b"PFKR"
 _HEAD = struct.Struct("<BHH")
 """Before what is said to a peer's plane: its kind, and the lane's source and target."""
 _TO_SOURCE, _TO_TARGET, _SHARDS, _INVITED = range(4)
-
-
-_Place = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
-
-
-class _Held(msgspec.Struct, frozen=True, array_like=True):
-    """`KVShard` on its way: first, and the one after the last."""
-
-    layers: tuple[_Place, _Place]
-    heads: tuple[_Place, _Place]
-    vectors: _Place
-
-
-class _Shards(msgspec.Struct, frozen=True, array_like=True):
-    """The ranks of one side, and what a link of theirs is called."""
-
-    token: bytes
-    ranks: list[_Held]
-
-
-class _Invited(msgspec.Struct, frozen=True, array_like=True):
-    """Invitations of all lanes."""
-
-    token: bytes
-    lanes: list[bytes]
-
-
-_shards_of = msgspec.msgpack.Decoder(_Shards)
-_invited_of = msgspec.msgpack.Decoder(_Invited)
-_encode = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(slots=True)
@@ -125,6 +99,7 @@ class RankedPlane:
     Args:
         name: of the plane.
         ranks: their planes; closed with it.
+        launch: gives ranks turns, by rank, at one place among their steps.
         shards: what each rank holds.
         bytes_per_block: of the whole model.
         handshake_s: for a link, from when it is asked for.
@@ -134,19 +109,19 @@ class RankedPlane:
         self,
         name: str,
         ranks: Sequence[RankPlane],
+        launch: Callable[[Mapping[int, int]], None],
         shards: Sequence[KVShard],
         bytes_per_block: int,
         handshake_s: float,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self._ranks = ranks
+        self._order = LaunchOrder(launch)
         self._shards = shards
         self._whole = whole_of(shards)
         self._head_bytes = bytes_per_block // num_parts(self._whole)
         self._handshake_s = handshake_s
-        self._clock = clock
-        self._invitations = Invitations(clock)
+        self._invitations = Invitations()
         self._links: dict[tuple[str, End], _Link] = {}
         self._landing: set[bytes] = set()
         """Transfers that have landings."""
@@ -168,7 +143,7 @@ class RankedPlane:
         """See DataPlane: which ranks there are. Those invite ranks themselves, once it is known which."""
         token = secrets.token_bytes(TOKEN_BYTES)
         self._invitations.give(token, peer)
-        return _MAGIC + _encode(self._own_shards(token))
+        return _MAGIC + encode(Shards.of(token, self._shards))
 
     def connect(self, peer: str, host: str, invitation: bytes) -> None:
         """See DataPlane."""
@@ -176,13 +151,15 @@ class RankedPlane:
         try:
             if not invitation.startswith(_MAGIC):
                 raise ShardsDiffer("the invitation is none of this plane")
-            shards = _decode_shards(invitation[len(_MAGIC) :])
-            lanes = plan_lanes([_shard(one) for one in shards.ranks], self._shards)
+            shards = decode_shards(invitation[len(_MAGIC) :])
+            lanes = plan_lanes(shards.held, self._shards)
         except ShardsDiffer as error:
             self._told.append(LinkDown(peer, "target", str(error)))
             return
-        self._add(_Link(peer, "target", shards.token, host, lanes, self._clock() + self._handshake_s, connected=False))
-        self._say(peer, _SHARDS, _encode(self._own_shards(shards.token)))
+        self._add(
+            _Link(peer, "target", shards.token, host, lanes, time.monotonic() + self._handshake_s, connected=False)
+        )
+        self._say(peer, _SHARDS, encode(Shards.of(shards.token, self._shards)))
 
     def disconnect(self, peer: str, end: End) -> None:
         """See DataPlane."""
@@ -230,9 +207,9 @@ class RankedPlane:
         body = data[_HEAD.size :]
         try:
             if kind == _SHARDS:
-                self._let_in(peer, _decode_shards(body))
+                self._let_in(peer, decode_shards(body))
             elif kind == _INVITED:
-                self._invited(peer, _invited_of.decode(body))
+                self._invited(peer, decode_invited(body))
             else:
                 self._pass_on(peer, kind == _TO_SOURCE, (source, target), body)
         except (ShardsDiffer, msgspec.MsgspecError):
@@ -250,7 +227,8 @@ class RankedPlane:
         self._collect()
         while self._heard:
             self._on_event(*self._heard.popleft())
-        now = self._clock()
+        self._order.go_on()
+        now = time.monotonic()
         for late in [link for link in self._links.values() if link.down and now >= link.deadline]:
             self._end(late, "it was silent for too long")
         told, self._told = self._told, []
@@ -276,7 +254,7 @@ class RankedPlane:
         link.down = set(link.lanes)
         self._links[link.peer, link.end] = link
 
-    def _let_in(self, peer: str, shards: _Shards) -> None:
+    def _let_in(self, peer: str, shards: Shards) -> None:
         """Source: who was invited says which ranks it has; maybe twice, as engines that are each other's source do."""
         old = self._links.get((peer, "source"))
         if old is not None and old.token == shards.token:
@@ -286,18 +264,18 @@ class RankedPlane:
             self._num_refused += 1
             return
         self._invitations.spend(shards.token)
-        lanes = plan_lanes(self._shards, [_shard(one) for one in shards.ranks])
+        lanes = plan_lanes(self._shards, shards.held)
         if old is not None:
             self._end(old, "it connected again")
-        link = _Link(peer, "source", shards.token, "", lanes, self._clock() + self._handshake_s, connected=True)
+        link = _Link(peer, "source", shards.token, "", lanes, time.monotonic() + self._handshake_s, connected=True)
         self._add(link)
         invitations = [
-            self._ranks[lane.source].invite(_rank_of(peer, lane.target), self._region(lane, self._shards[lane.source]))
+            self._ranks[lane.source].invite(_rank_of(peer, lane.target), self._terms(link, lane, lane.source))
             for lane in lanes
         ]
-        self._say(peer, _INVITED, _encode(_Invited(shards.token, invitations)))
+        self._say(peer, _INVITED, encode(Invited(shards.token, invitations)))
 
-    def _invited(self, peer: str, invited: _Invited) -> None:
+    def _invited(self, peer: str, invited: Invited) -> None:
         """Target: all lanes may connect."""
         link = self._links.get((peer, "target"))
         if link is None or link.token != invited.token or len(link.lanes) != len(invited.lanes):
@@ -306,8 +284,8 @@ class RankedPlane:
         lanes = [] if link.connected else link.lanes  # it may be said twice
         link.connected = True
         for lane, invitation in zip(lanes, invited.lanes, strict=bool(lanes)):
-            region = self._region(lane, self._shards[lane.target])
-            self._ranks[lane.target].connect(_rank_of(peer, lane.source), link.host, invitation, region)
+            terms = self._terms(link, lane, lane.target)
+            self._ranks[lane.target].connect(_rank_of(peer, lane.source), link.host, invitation, terms)
 
     def _end(self, link: _Link, reason: str) -> None:
         self._remove(link)
@@ -322,15 +300,13 @@ class RankedPlane:
         self._collect()
         self._heard = deque(one for one in self._heard if _end_of(one[1]) != (link.peer, link.end))
 
-    def _region(self, lane: Lane, rank: KVShard) -> Region | None:
-        """Where a lane's part lies in a rank's blocks; None: it is all."""
-        return None if lane.shard == rank else region_of(lane.shard, rank, self._head_bytes)
-
-    def _own_shards(self, token: bytes) -> _Shards:
-        def ends(one: range) -> tuple[int, int]:
-            return one.start, one.stop
-
-        return _Shards(token, [_Held(ends(one.layers), ends(one.heads), one.vectors) for one in self._shards])
+    def _terms(self, link: _Link, lane: Lane, rank: int) -> LaneTerms:
+        """How one of our ranks has its end of a lane. In turn go an engine's several ranks, whose steps wait for each
+        other, and what one rank receives of several."""
+        held = self._shards[rank]
+        region = None if lane.shard == held else region_of(lane.shard, held, self._head_bytes)
+        receives_of_several = link.end == "target" and len(link.lanes) > 1
+        return LaneTerms(region, len(self._ranks) > 1 or receives_of_several)
 
     def _cut(self, held: memoryview, lane: Lane) -> memoryview:
         """What a lane carries of whole blocks in host memory."""
@@ -348,9 +324,17 @@ class RankedPlane:
             self._heard.extend((number, event) for event in rank.events())
 
     def _on_event(self, rank: int, event: PlaneEvent) -> None:
-        if isinstance(event, Landed | Withdrawn):
-            self._on_answer(rank, event)
-            return
+        match event:
+            case Landed() | Withdrawn():
+                self._on_answer(rank, event)
+            case TurnAsked():
+                self._order.asked(rank, event)
+            case TurnEnded():
+                self._order.ended(rank, event)
+            case _:
+                self._on_event_of_lane(rank, event)
+
+    def _on_event_of_lane(self, rank: int, event: _LaneEvent) -> None:
         peer, other = _engine_of(event.peer)
         if isinstance(event, Tell):
             to_source = bool(event.data[TOKEN_BYTES])
@@ -433,18 +417,3 @@ def _end_of(event: PlaneEvent) -> tuple[str, End] | None:
         case FrameArrived() | FrameRefused():
             return _engine_of(event.peer)[0], "target"
     return None
-
-
-def _decode_shards(data: bytes) -> _Shards:
-    """Raises ShardsDiffer where they are none."""
-    try:
-        shards = _shards_of.decode(data)
-    except msgspec.MsgspecError as error:
-        raise ShardsDiffer(f"its ranks cannot be read: {error}") from None
-    if not 0 < len(shards.ranks) <= MAX_RANKS:
-        raise ShardsDiffer(f"it says that it has {len(shards.ranks)} ranks")
-    return shards
-
-
-def _shard(held: _Held) -> KVShard:
-    return KVShard(range(*held.layers), range(*held.heads), held.vectors)

@@ -3,9 +3,9 @@
 They are given up when others need their room. A send is launched once the target has said Go, and then the receive
 runs or is next on its communicator. So no kernel of ours waits for a launch that waits for it, whatever the order of
 links, and each holds at most `MAX_CTAS` multiprocessors for as long as a frame takes. All calls are made by the
-plane's thread. That keeps clear of nothing else that launches NCCL's kernels on the device, as the sums of several
-ranks do: engines of these get no such plane. NCCL's connections are not encrypted: who is met knows an id that only
-the control plane carries, but this plane is for networks that you trust.
+plane's thread. Where others launch NCCL's kernels on the device, as the sums of several ranks do, each launch has its
+turn (`device/turns.py`). NCCL's connections are not encrypted: who is met knows an id that only the control plane
+carries, but this plane is for networks that you trust.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from torch import Tensor
 
 from pagefleet_kv.p2p.planes.device.copies import DeviceCopies
 from pagefleet_kv.p2p.planes.device.link import Say
+from pagefleet_kv.p2p.planes.device.turns import Turns
 from pagefleet_kv.p2p.planes.device.words import Go, Meet, Park, PleasePark, Seat, Taken, Want, Word
 from pagefleet_kv.p2p.planes.nccl.communicator import (
     SOURCE_RANK,
     TARGET_RANK,
     Communicator,
+    CommunicatorEnd,
     CommunicatorSettings,
     NcclTransfer,
 )
@@ -61,10 +63,11 @@ class _Shared:
 class _Half:
     """What both halves of a link have: a seat, and a communicator on it once both have met."""
 
-    def __init__(self, peer: str, say: Say, shared: _Shared) -> None:
+    def __init__(self, peer: str, say: Say, shared: _Shared, turns: Turns | None) -> None:
         self._peer = peer
         self._say = say
         self._shared = shared
+        self._turns = turns
         self._communicator: Communicator | None = None
         self._now = 0.0
 
@@ -95,12 +98,14 @@ class _Half:
     def _make(self, owner: Seated, unique_id: bytes, rank: int, name: str) -> None:
         shared = self._shared
         try:
-            self._communicator = Communicator(
-                shared.communicators, unique_id, rank, name, shared.seats.stream(owner), self._now
-            )
+            end = CommunicatorEnd(unique_id, rank, name, shared.seats.stream(owner), self._turns, self._launched)
+            self._communicator = Communicator(shared.communicators, end, self._now)
         except NcclError as error:
             raise LinkBroken(str(error)) from None
         shared.totals.made += 1
+
+    def _launched(self, number: int) -> None:
+        """A transfer was launched."""
 
     def _leave(self, owner: Seated) -> None:
         made, self._communicator = self._communicator, None
@@ -115,8 +120,8 @@ class _Half:
 class NcclSource(_Half):
     """Implements `SourceCarrier`."""
 
-    def __init__(self, peer: str, say: Say, shared: _Shared) -> None:
-        super().__init__(peer, say, shared)
+    def __init__(self, peer: str, say: Say, shared: _Shared, turns: Turns | None) -> None:
+        super().__init__(peer, say, shared, turns)
         self._generation = 0
         self._wanted = False
         self._seated = False
@@ -196,8 +201,8 @@ class NcclTarget(_Half):
 
     by_copies = False
 
-    def __init__(self, peer: str, say: Say, shared: _Shared) -> None:
-        super().__init__(peer, say, shared)
+    def __init__(self, peer: str, say: Say, shared: _Shared, turns: Turns | None) -> None:
+        super().__init__(peer, say, shared, turns)
         self._wanted: int | None = None
         """Generation that waits for a seat."""
         self._generation: int | None = None
@@ -216,7 +221,8 @@ class NcclTarget(_Half):
         if self._communicator is None:
             raise LinkBroken(f"frame {number} was announced without a communicator")
         self._communicator.give(NcclTransfer(number, into.data_ptr(), len(into)), self._now)
-        self._say(Go(number))
+        if self._turns is None:
+            self._say(Go(number))
         self._shared.seats.use(self)
         self._asked_first_at = None
 
@@ -245,6 +251,11 @@ class NcclTarget(_Half):
         if self._asked_first_at is not None and now - self._asked_first_at > self._shared.communicators.stall_s:
             raise LinkBroken("it keeps a seat that others wait for")
         return super().poll(now)
+
+    def _launched(self, number: int) -> None:
+        """In turn the source is told no sooner: its send would wait for our turn, and all behind it."""
+        if self._turns is not None:
+            self._say(Go(number))
 
     def close(self) -> None:
         self._wanted = None
@@ -301,14 +312,14 @@ class NcclCarriers:
     def send_slots(self, count: int) -> Tensor:
         return self._copies.slots(count)
 
-    def to_target(self, peer: str, say: Say) -> NcclSource:
-        return NcclSource(peer, say, self._sending)
+    def to_target(self, peer: str, say: Say, turns: Turns | None) -> NcclSource:
+        return NcclSource(peer, say, self._sending, turns)
 
-    def to_source(self, peer: str, facts: bytes, say: Say) -> NcclTarget:
+    def to_source(self, peer: str, facts: bytes, say: Say, turns: Turns | None) -> NcclTarget:
         if facts != self.facts():
             theirs = int.from_bytes(facts[:4], "little")
             raise LinkBroken(f"NCCL is {version_text(theirs)} there, {version_text(self._library.version)} here")
-        return NcclTarget(peer, say, self._receiving)
+        return NcclTarget(peer, say, self._receiving, turns)
 
     def counters(self) -> dict[str, float]:
         directions = (self._sending.seats, self._receiving.seats)

@@ -6,6 +6,7 @@ INITIALIZING --state READY--> READY --launch--> LAUNCHING --state READY--> RUNNI
 NCCL launches a transfer's kernel in its own time, so its end is a mark on the stream that is set once the launch is
 known to have happened. The next one is launched when it has ended: then nothing queued on a device ever waits for
 another kernel of the same stream, behind which, as streams share the device's queues, other links' kernels would wait.
+Where launches are in turn, one waits for its turn before, and keeps it until its end.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from dataclasses import dataclass
 import torch
 
 from pagefleet_kv.p2p.planes.device.copies import DeviceCopies, Mark, handle_of
+from pagefleet_kv.p2p.planes.device.turns import Turn, Turns
 from pagefleet_kv.p2p.planes.nccl.library import NcclError, NcclFunctions, State
 
 SOURCE_RANK = 0
 TARGET_RANK = 1
+IN_TURN_STALL_S = 5.0
+"""Most seconds for a transfer in turn, for which steps may wait: ranks give each other up after `PATIENCE_S`, 9."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,32 +53,43 @@ class CommunicatorSettings:
     stall_s: float
 
 
-class Communicator:
-    """One direction between two engines. Aborted, never left to itself: see `abort`.
+@dataclass(frozen=True, slots=True)
+class CommunicatorEnd:
+    """Which end of which pair a communicator is.
 
-    Args:
+    Attributes:
         unique_id: which the source drew.
         rank: SOURCE_RANK sends, TARGET_RANK receives.
         stream: for its kernels; None on a CPU.
+        turns: in which it launches; None: at once.
+        on_launch: is told the number of each transfer that is launched.
+    """
+
+    unique_id: bytes
+    rank: int
+    name: str
+    stream: torch.cuda.Stream | None
+    turns: Turns | None = None
+    on_launch: Callable[[int], None] = lambda number: None
+
+
+class Communicator:
+    """One direction between two engines. Aborted, never left to itself: see `abort`.
 
     Raises:
         NcclError: NCCL refuses at once.
     """
 
-    def __init__(
-        self,
-        settings: CommunicatorSettings,
-        unique_id: bytes,
-        rank: int,
-        name: str,
-        stream: torch.cuda.Stream | None,
-        now: float,
-    ) -> None:
+    def __init__(self, settings: CommunicatorSettings, end: CommunicatorEnd, now: float) -> None:
         self._settings = settings
+        self._end = end
+        self._stall_s = settings.stall_s if end.turns is None else min(settings.stall_s, IN_TURN_STALL_S)
+        self._turn: Turn | None = None
+        """Of what is launched next, or was last, and has not ended."""
         self._library = settings.library
-        self._stream = stream
+        self._stream = end.stream
         self._transfer: Callable[[int, int, int, int], None] = (
-            self._library.send if rank == SOURCE_RANK else self._library.recv
+            self._library.send if end.rank == SOURCE_RANK else self._library.recv
         )
         self._given: deque[NcclTransfer] = deque()
         self._launching: NcclTransfer | None = None
@@ -84,7 +99,7 @@ class Communicator:
         self._free_before = settings.copies.free_bytes()
         self.num_bytes = 0
         """Device memory that it took, as far as the device shows: others take and free some meanwhile."""
-        self._handle: int | None = self._library.begin(unique_id, rank, name, settings.max_ctas)
+        self._handle: int | None = self._library.begin(end.unique_id, end.rank, end.name, settings.max_ctas)
 
     @property
     def idle(self) -> bool:
@@ -94,7 +109,7 @@ class Communicator:
     def give(self, transfer: NcclTransfer, now: float) -> None:
         """Do it after those before it."""
         if self.idle and self.ready:
-            self._deadline = now + self._settings.stall_s
+            self._deadline = now + self._stall_s
         self._given.append(transfer)
 
     def poll(self, now: float) -> list[int]:
@@ -109,15 +124,18 @@ class Communicator:
             if not self.ready:
                 self.ready = True
                 self.num_bytes = max(0, self._free_before - self._settings.copies.free_bytes())
-                self._deadline = now + self._settings.stall_s
+                self._deadline = now + self._stall_s
             if self._launching is not None:
                 self._running = self._launching, self._settings.copies.mark(self._stream)
                 self._launching = None
+                if self._turn is not None:
+                    self._turn.launched()
             if self._running is not None and self._running[1].done():
                 ended.append(self._running[0].number)
                 self._running = None
-                self._deadline = now + self._settings.stall_s
-            if self._given and self._running is None:
+                self._deadline = now + self._stall_s
+                self._end_turn()
+            if self._given and self._running is None and self._has_turn(now):
                 self._launch(self._given.popleft())
         if now >= self._deadline and not (self.ready and self.idle):
             raise NcclError("the other rank was silent for too long" if self.ready else "the other rank did not come")
@@ -134,11 +152,32 @@ class Communicator:
         """
         if self._handle is not None:
             handle, self._handle = self._handle, None
-            self._library.abort(handle)
-            if self._launching is not None or self._running is not None:
-                self._settings.copies.mark(self._stream).wait()  # its kernel was told to leave, and soon has
+            try:
+                self._library.abort(handle)
+                if self._launching is not None or self._running is not None:
+                    self._settings.copies.mark(self._stream).wait()  # its kernel was told to leave, and soon has
+            finally:
+                self._end_turn()
+
+    def _has_turn(self, now: float) -> bool:
+        """Whether the next transfer may be launched now. How long it waits for that is the link's business."""
+        if self._end.turns is None:
+            return True
+        if self._turn is None:
+            self._turn = self._end.turns.ask("source" if self._end.rank == SOURCE_RANK else "target")
+            self._deadline = float("inf")
+        if not self._turn.is_given:
+            return False
+        self._deadline = now + self._stall_s
+        return True
+
+    def _end_turn(self) -> None:
+        if self._turn is not None:
+            turn, self._turn = self._turn, None
+            turn.end()
 
     def _launch(self, transfer: NcclTransfer) -> None:
         assert self._handle is not None
         self._transfer(self._handle, transfer.address, transfer.num_bytes, handle_of(self._stream))
         self._launching = transfer
+        self._end.on_launch(transfer.number)

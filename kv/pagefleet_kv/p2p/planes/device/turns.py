@@ -1,0 +1,126 @@
+"""Transfers that an engine launches in turn, as their kernels spin on a device until the other engine's run.
+
+Ranks that share a model wait for each other in every step, on their devices, and a device may run nothing behind a
+kernel that spins. So all ranks of an engine launch transfers and steps in one order, which the engine gives: a rank
+asks for a turn (`Turns`), the engine gives turns (`LaunchOrder`), at one place among the steps for all ranks.
+
+That no circle of devices waits for each other, even where each runs one kernel after another:
+
+- An engine of several ranks sends or receives, not both. Of its receives at most one is under way on each device, and
+  all that are have been given in one turn, so between the same two steps.
+- A send is launched once its receive is.
+
+Suppose that nothing goes on any more. The oldest that a source has launched and that has not ended is no step, which
+would be at the head of all its devices, and run. So it is a send, at the head of its device; or there is nothing, and
+the source comes to its next send, as ranks wait for nothing that comes later. Its receive was launched before. The
+oldest of the target is no step either, so it is a receive; ours is of the same turn, and no other is on its device:
+it is at the head, too. Both run. An engine of one rank has no steps that wait for others: it sends at once, receives
+the parts of a peer's several ranks in turn, and those of different peers of one rank beside each other, as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from pagefleet_kv.p2p.data_plane import End, TurnAsked, TurnEnded
+
+
+class Turn:
+    """Of one transfer."""
+
+    def __init__(self, number: int, tell: Callable[[TurnEnded], None]) -> None:
+        self._number = number
+        self._tell = tell
+        self._on_launched: Callable[[], None] | None = None
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the transfer may be launched."""
+        return self._on_launched is not None
+
+    def give(self, on_launched: Callable[[], None]) -> None:
+        """Have it launched; `on_launched` is called when that is done, or is not to be done any more."""
+        self._on_launched = on_launched
+
+    def launched(self) -> None:
+        """Its kernel is on the device."""
+        if self._on_launched is not None:
+            self._on_launched()
+
+    def end(self) -> None:
+        """Nothing of it is on the device, nor will be."""
+        self.launched()
+        self._tell(TurnEnded(self._number))
+
+
+class Turns:
+    """Those of one device. Used by its plane's thread.
+
+    Args:
+        tell: tells the engine.
+    """
+
+    def __init__(self, tell: Callable[[TurnAsked | TurnEnded], None]) -> None:
+        self._tell = tell
+        self._num_asked = 0
+        self._open: dict[int, Turn] = {}
+
+    def ask(self, end: End) -> Turn:
+        """Ask for a turn, for a transfer of which this is that end."""
+        number = self._num_asked
+        self._num_asked += 1
+        turn = self._open[number] = Turn(number, self._ended)
+        self._tell(TurnAsked(number, end))
+        return turn
+
+    def give(self, number: int, on_launched: Callable[[], None]) -> None:
+        """Give one; see `Turn.give`."""
+        if (turn := self._open.get(number)) is None:
+            on_launched()
+        else:
+            turn.give(on_launched)
+
+    def _ended(self, event: TurnEnded) -> None:
+        del self._open[event.number]
+        self._tell(event)
+
+
+_Asked = tuple[int, int]
+"""A rank, and the number of its turn."""
+
+
+class LaunchOrder:
+    """Gives the ranks of one engine their turns.
+
+    Args:
+        launch: has ranks launch the transfers of these turns, at one place among their steps.
+    """
+
+    def __init__(self, launch: Callable[[Mapping[int, int]], None]) -> None:
+        self._launch = launch
+        self._receives: dict[_Asked, None] = {}
+        """That wait, in order."""
+        self._under_way: set[_Asked] = set()
+
+    def asked(self, rank: int, event: TurnAsked) -> None:
+        """A rank asks. A send waits for nothing, as its receive is launched."""
+        if event.end == "source":
+            self._launch({rank: event.number})
+        else:
+            self._receives[rank, event.number] = None
+
+    def ended(self, rank: int, event: TurnEnded) -> None:
+        """A rank's transfer is over, or will never be."""
+        self._receives.pop((rank, event.number), None)
+        self._under_way.discard((rank, event.number))
+
+    def go_on(self) -> None:
+        """Let each rank receive what it asked for first, once all that was received before has ended."""
+        if self._receives and not self._under_way:
+            given: dict[int, int] = {}
+            for rank, number in self._receives:
+                given.setdefault(rank, number)
+            for one in given.items():
+                self._under_way.add(one)
+                del self._receives[one]
+            self._launch(given)

@@ -1,0 +1,283 @@
+"""Ranks that launch transfers among their steps, on devices that run one kernel after another: both go on."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+from pagefleet_engine.core.step import ScheduledRows, StepPlan
+from pagefleet_engine.errors import EngineDead
+from pagefleet_engine.executor.asked_planes import AskedDevice, PlaneServer
+from pagefleet_engine.executor.messages import Carry, Launch, Loaded, encode
+from pagefleet_engine.executor.rank_loop import BuiltRank, RankLoop, wait_on
+from pagefleet_engine.executor.rank_pages import StepFence
+from pagefleet_engine.executor.ring import RingReader, RingWriter, make_ring, make_ring_pair
+from pagefleet_engine.executor.trace import ThreadTrace
+from pagefleet_engine.executor.vital_signs import OwnSigns, VitalSigns, make_signs
+from pagefleet_engine.ranks.parallelism import RankPart
+from pagefleet_kv.p2p.data_plane import Frame, FrameArrived, Landing, LinkDown, PlaneEvent, Tell
+from pagefleet_kv.p2p.planes.device.copies import DeviceCopies
+from pagefleet_kv.p2p.planes.device.link import Carriers
+from pagefleet_kv.p2p.planes.device.opening import PlaneOpening
+from pagefleet_kv.p2p.planes.device.ranked import RankedPlane
+from pagefleet_kv.p2p.planes.device.words import TOKEN_BYTES, Go, decode_word
+from pagefleet_kv.p2p.planes.local_device import LocalDevice
+from pagefleet_kv.p2p.planes.nccl import communicator
+from pagefleet_kv.p2p.planes.nccl.carrier import NcclCarriers
+from pagefleet_kv.port import KVShard
+
+from tests.fakes.byte_pages import PATIENCE_S
+from tests.fakes.device_planes import Scene, TorchPool
+from tests.fakes.kernel_queues import Kernel
+from tests.fakes.queued_nccl import QueuedNccl, QueuedWorld, StreamedCopies
+
+LAYERS, HEADS, HEAD_BYTES, NUM_BLOCKS, NUM_FRAMES = 2, 2, 8, 24, 8
+SIDES = {
+    "one": [KVShard(range(LAYERS), range(HEADS))],
+    "heads": [KVShard(range(LAYERS), range(head, head + 1)) for head in range(HEADS)],
+    "layers": [KVShard(range(layer, layer + 1), range(HEADS)) for layer in range(LAYERS)],
+}
+BLOCKS = np.random.default_rng(0).integers(1, 256, (NUM_BLOCKS, LAYERS, 2, HEADS, HEAD_BYTES), np.uint8)
+OPENING = PlaneOpening("nccl", b"c" * 32, 4, (4, 4), (4, 4))
+LOADED = Loaded("", 2, 1, 1, 1, "", "", 1, 1, {})
+TRANSFER = b"t" * 16
+LAST = -1
+"""Number of the step that ends a rank."""
+
+
+class SummingWorker:
+    """A rank whose steps are one sum of all, on its device."""
+
+    idle_seconds = 0.0
+    expert_load = None
+    steps_together = False
+
+    def __init__(self, launch: Callable[[int], Kernel]) -> None:
+        self._launch = launch
+
+    def launch(self, plan: StepPlan) -> Step:
+        if plan.step_id == LAST:
+            raise EngineDead("the end")
+        return Step(self._launch(plan.step_id))
+
+    def tell_of_layers(self, on_layer: Callable[[], None]) -> int:
+        return 0
+
+
+class Step:
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    @property
+    def is_computed(self) -> bool:
+        return self._kernel.has_run
+
+    def result(self) -> SimpleNamespace:
+        return SimpleNamespace()
+
+
+class End:
+    """An engine whose ranks are threads, as in `test_asked_planes`, and compute steps."""
+
+    def __init__(self, name: str, shards: list[KVShard], world: QueuedWorld) -> None:
+        self.name, self.shards, self.world = name, shards, world
+        self.seen: list[PlaneEvent] = []
+        self.num_launched = 0
+        size = len(shards)
+        rings, signs = make_ring(size, 1 << 16), make_signs(size)
+        self._fds = [*rings.fds, signs]
+        self._commands, self._lock = RingWriter(rings), threading.Lock()
+        self._signs = VitalSigns(signs, size)
+        self.fence = StepFence(lambda _: None, 2)
+        self.pools: list[TorchPool] = []
+        self.loops: list[threading.Thread] = []
+        planes = []
+        for rank, shard in enumerate(shards):
+            own = OwnSigns(signs, size, rank)
+            pool = TorchPool(NUM_BLOCKS, len(shard.layers) * 2 * len(shard.heads) * HEAD_BYTES)
+            self.pools.append(pool)
+            asked = make_ring_pair(1 << 14)
+            device = LocalDevice(pool, {"nccl": partial(self._carriers, rank)})
+            server = PlaneServer(device, asked, partial(getattr, own, "num_finished"))
+            planes.append(AskedDevice(asked, self.fence, lambda: False).open(OPENING))
+            built = BuiltRank(
+                SummingWorker(partial(self._sum, rank)),  # type: ignore[arg-type]
+                LOADED,
+                lambda: None,
+                partial(self._carry, server, rank),
+            )
+            told = make_ring(1, 1 << 14)
+            self._fds += told.fds
+            part = RankPart(tensor=1)  # the second tells nobody anything
+            loop = RankLoop(part, built, RingReader(rings, rank), RingWriter(told), own, ThreadTrace())
+            self.loops.append(threading.Thread(target=self._run, args=(loop,), daemon=True))
+            self.loops[-1].start()
+        whole = LAYERS * 2 * HEADS * HEAD_BYTES
+        self.plane = RankedPlane("nccl", planes, self._launch, shards, whole, PATIENCE_S)
+
+    @property
+    def num_computed(self) -> int:
+        return self._signs.num_finished
+
+    def step(self) -> None:
+        """Launch one more, unless there are two."""
+        if self.num_launched - self.num_computed < 2:
+            self._say(self.num_launched)
+            self.num_launched += 1
+            self.fence.num_launched = self.num_launched
+
+    def close(self) -> None:
+        self.plane.close()
+        self._say(LAST)
+        for loop in self.loops:
+            loop.join()
+        for fd in self._fds:
+            os.close(fd)
+        # Servers keep their rank, and so this: what asks them would stay with all its descriptors.
+        del self.plane, self.loops, self._commands
+
+    def _say(self, step_id: int) -> None:
+        with self._lock:
+            self._commands.send(encode(Launch(StepPlan(step_id, (), [], ScheduledRows.of([]), 4))), wait_on)
+
+    def _launch(self, turns: Mapping[int, int]) -> None:
+        with self._lock:
+            self._commands.send(encode(Carry("nccl", turns)), wait_on)
+
+    @staticmethod
+    def _carry(server: PlaneServer, rank: int, command: Carry) -> None:
+        if rank in command.turns:
+            server.launch(command.plane, command.turns[rank])
+
+    @staticmethod
+    def _run(loop: RankLoop) -> None:
+        with contextlib.suppress(EngineDead):
+            loop.run()
+
+    def _carriers(self, rank: int, copies: DeviceCopies, most: tuple[int, int]) -> Carriers:
+        nccl = QueuedNccl(self.world, (self.name, rank))
+        return NcclCarriers(nccl, cast(DeviceCopies, StreamedCopies(copies, self.world)), *most, PATIENCE_S)
+
+    def _sum(self, rank: int, step_id: int) -> Kernel:
+        kernel = self.world.queues.kernel((self.name, step_id), len(self.shards))
+        self.world.queues.launch((self.name, rank), kernel)
+        return kernel
+
+
+class Pair(Scene):
+    """A source, which has blocks, and a target; both are at work while anything is awaited."""
+
+    def __init__(self, source: str, target: str) -> None:
+        self.world = QueuedWorld()
+        self.p, self.d = (End(name, SIDES[kind], self.world) for name, kind in (("p", source), ("d", target)))
+        super().__init__(self.p, self.d)  # type: ignore[arg-type]
+        for shard, pool in zip(self.p.shards, self.p.pools, strict=True):
+            pool.blocks[:] = torch.from_numpy(BLOCKS[_region(shard)].reshape(NUM_BLOCKS, -1))
+        self.draw = random.Random(0)
+        self.join(self.p, self.d)  # type: ignore[arg-type]
+
+    def pump(self) -> None:
+        super().pump()
+        for end in (self.p, self.d):
+            if len(end.shards) > 1 and self.draw.random() < 0.5:
+                end.step()
+
+    def told(self, end: End, kind: type[PlaneEvent], count: int = 1) -> list[PlaneEvent]:
+        return self.wait_for(end, kind, count)  # type: ignore[arg-type]
+
+    def content(self) -> np.ndarray:
+        whole = np.zeros_like(BLOCKS)
+        for shard, pool in zip(self.d.shards, self.d.pools, strict=True):
+            part = whole[_region(shard)]
+            part[:] = pool.blocks.numpy().reshape(part.shape)
+        return whole
+
+    def computes_on(self) -> None:
+        """Steps go on in both engines."""
+        ends = [end for end in (self.p, self.d) if len(end.shards) > 1]
+        wanted = {end: end.num_computed + 4 for end in ends}
+        self.until(lambda: all(end.num_computed >= wanted[end] for end in ends), "more steps")
+
+
+def _region(shard: KVShard) -> tuple[slice, slice, slice, slice]:
+    layers, heads = (slice(one.start, one.stop) for one in (shard.layers, shard.heads))
+    return slice(None), layers, slice(None), heads
+
+
+@pytest.fixture
+def pairs() -> Iterator[Callable[[str, str], Pair]]:
+    made: list[Pair] = []
+
+    def make(source: str, target: str) -> Pair:
+        made.append(Pair(source, target))
+        return made[-1]
+
+    yield make
+    for pair in made:
+        pair.close()
+        for end in (pair.p, pair.d):
+            end.close()
+        assert not pair.world.ends, "a communicator was left to itself"
+        assert not pair.world.queues.num_waiting
+    gc.collect()
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [("heads", "one"), ("one", "heads"), ("heads", "heads"), ("layers", "heads"), ("heads", "layers")],
+)
+def test_frames_arrive_while_ranks_compute(pairs: Callable[[str, str], Pair], source: str, target: str) -> None:
+    pair = pairs(source, target)
+    order = [(5 * place) % NUM_BLOCKS for place in range(2 * NUM_FRAMES)]
+    pair.d.plane.land("p", Landing(TRANSFER, 1, 0, order))
+    for seq in range(NUM_FRAMES):
+        pair.p.plane.send("d", Frame(TRANSFER, 1, seq, 2 * seq, [2 * seq, 2 * seq + 1]))
+    pair.told(pair.d, FrameArrived, NUM_FRAMES)
+    assert (pair.content()[order] == BLOCKS[: 2 * NUM_FRAMES]).all()
+    pair.computes_on()
+
+
+def _is_go(tell: Tell) -> bool:
+    """Whether a rank's target says that it receives."""
+    word = tell.data[5:]
+    return len(word) > TOKEN_BYTES and tell.data[0] < 2 and isinstance(decode_word(word)[1], Go)
+
+
+@pytest.mark.parametrize(("source", "target"), [("heads", "heads"), ("one", "heads")])
+def test_a_receive_that_no_send_follows_stalls_steps_for_a_while_and_ends_its_link(
+    pairs: Callable[[str, str], Pair], monkeypatch: pytest.MonkeyPatch, source: str, target: str
+) -> None:
+    monkeypatch.setattr(communicator, "IN_TURN_STALL_S", 0.5)
+    pair = pairs(source, target)
+    pair.lose = _is_go
+    pair.d.plane.land("p", Landing(TRANSFER, 1, 0, [0, 1]))
+    pair.p.plane.send("d", Frame(TRANSFER, 1, 0, 0, [2, 3]))
+    down = pair.told(pair.d, LinkDown)[0]
+    assert isinstance(down, LinkDown)
+    assert down.reason == "the other rank was silent for too long"
+    pair.told(pair.p, LinkDown)
+    pair.computes_on()
+
+
+def test_links_that_end_in_the_middle_leave_no_turn_open(pairs: Callable[[str, str], Pair]) -> None:
+    pair = pairs("heads", "heads")
+    pair.d.plane.land("p", Landing(TRANSFER, 1, 0, list(range(2 * NUM_FRAMES))))
+    for seq in range(NUM_FRAMES):
+        pair.p.plane.send("d", Frame(TRANSFER, 1, seq, 2 * seq, [2 * seq, 2 * seq + 1]))
+    pair.told(pair.d, FrameArrived, 2)
+    pair.d.plane.disconnect("p", "target")
+    pair.told(pair.p, LinkDown)
+    pair.computes_on()
+    order = pair.d.plane._order
+    assert not order._receives
+    assert not order._under_way
