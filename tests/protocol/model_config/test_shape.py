@@ -201,7 +201,7 @@ def test_the_text_model_of_images_and_text_inherits() -> None:
 def test_every_configuration_that_can_be_is_read_by_the_engine_too(config: dict[str, Any]) -> None:
     shape, arch = read(config), arch_from_config(config, "config.json")
     assert (arch.context_length, arch.windows, arch.dtype) == (shape.context_length, shape.windows, shape.dtype)
-    routing = arch.experts and arch.experts.routing
+    routing = None if arch.experts is None else arch.experts.routing
     assert routing is None or (routing.num_experts, routing.top_k) == (shape.num_experts, shape.experts_per_token)
 
 
