@@ -59,7 +59,8 @@ def attend_long_and_short(
         return out_TNH
     out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
     if tile is None:
-        tile = attention_tile(launch_table(architecture(q_TNH.device)).prefill, q_TNH.shape[2], q_TNH.dtype)
+        table = launch_table(architecture(q_TNH.device))
+        tile = attention_tile(table.prefill, q_TNH.shape[2], q_TNH.dtype, queries.kv_cache.dtype)
     mixed = queries.num_seqs > 1
     long = long_launch(queries, tile, max_query_len, short_len=short.block_q if mixed else 0)
     run(long, out_TNH, queries, rule)

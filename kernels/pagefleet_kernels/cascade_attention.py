@@ -70,7 +70,7 @@ def cascade_attention(
 def _shared_launch(queries: PagedQueries, table: LaunchTable, prefix_len: int) -> Launch:
     """All tokens against the prefix, in as many parts as fill the device."""
     num_tokens, _, head_dim = queries.q_TNH.shape
-    tile = attention_tile(table.prefill, head_dim, queries.q_TNH.dtype)
+    tile = attention_tile(table.prefill, head_dim, queries.q_TNH.dtype, queries.kv_cache.dtype)
     whole = long_launch(queries, tile, max(num_tokens, 1))
     launch = replace(whole, rows=SHARED, prefix_len=prefix_len)
     blocks, heads, _ = launch.grid(queries)
@@ -88,7 +88,7 @@ def _launch(queries: PagedQueries, rule: ScoreRule, max_query_len: int, shared: 
         # sequences of many queries have one part of their own, and what pads q has none
         parts.log_sums_RNP[:, :, shared.splits.parts + 1 :] = float("-inf")
         table = launch_table(architecture(q_TNH.device))
-        tile = attention_tile(table.prefill, q_TNH.shape[2], q_TNH.dtype)
+        tile = attention_tile(table.prefill, q_TNH.shape[2], q_TNH.dtype, queries.kv_cache.dtype)
         long = long_launch(queries, tile, max_query_len, short_len=own.block_q, prefix_len=own.prefix_len)
         run(replace(long, first_part=shared.splits.parts), out_TNH, queries, rule, parts)
     run(own, out_TNH, queries, rule, parts)

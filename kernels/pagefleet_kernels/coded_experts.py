@@ -12,9 +12,9 @@ from pagefleet_kernels._triton import COMPILE_OPTIONS, INTERPRETED, jit, next_po
 from pagefleet_kernels.coded_matmul import CodedWeights, check_coded, multiply_codes, scale_bits
 from pagefleet_kernels.dispatch import Backend, choose_backend
 from pagefleet_kernels.early_launch import early_launch
+from pagefleet_kernels.expert_blocks import ExpertBlocks
 from pagefleet_kernels.expert_gates import Gate
 from pagefleet_kernels.expert_tiles import begin_tile, end_tile
-from pagefleet_kernels.experts import ExpertBlocks
 from pagefleet_kernels.fp8 import as_bytes, has_native_fp8
 from pagefleet_kernels.packed_experts import rows_of_each
 from pagefleet_kernels.packed_matmul import RUN, inputs_of

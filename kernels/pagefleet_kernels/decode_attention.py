@@ -58,7 +58,7 @@ def short_queries(
     q_TNH = queries.q_TNH
     table = launch_table(architecture(q_TNH.device))
     if tile is None:
-        tile = attention_tile(table.decode, q_TNH.shape[2], q_TNH.dtype)
+        tile = attention_tile(table.decode, q_TNH.shape[2], q_TNH.dtype, queries.kv_cache.dtype)
     if splits is None:
         longest = rule.visible_span(queries.block_tables_SB.shape[1] * queries.kv_cache.shape[3] - prefix_len)
         splits = decode_splits(table, queries.num_seqs * queries.num_kv_heads, longest, tile.block_n)

@@ -16,9 +16,9 @@ from pagefleet_kernels.coded_matmul import CodedWeights
 from pagefleet_kernels.dispatch import Backend, architecture, choose_backend
 from pagefleet_kernels.early_launch import early_launch, wait_for_inputs
 from pagefleet_kernels.errors import UnsupportedShapeError
+from pagefleet_kernels.expert_blocks import ExpertBlocks
 from pagefleet_kernels.expert_gates import Gate
 from pagefleet_kernels.expert_tiles import begin_tile, end_tile
-from pagefleet_kernels.experts import ExpertBlocks
 from pagefleet_kernels.fp8 import FP8, as_bytes, has_native_fp8
 from pagefleet_kernels.packed_matmul import RUN, PackedWeights, check_packed, inputs_of, load_inputs, multiply_numbers
 from pagefleet_kernels.quantize import Activations, Quantized

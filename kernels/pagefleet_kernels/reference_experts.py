@@ -13,7 +13,7 @@ from pagefleet_kernels.packed_matmul import PackedWeights
 def align_experts(
     experts_RK: torch.Tensor, num_experts: int, block_m: int, num_blocks: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Twin of `experts.align_experts`: pairs and experts of the blocks."""
+    """Twin of `expert_blocks.align_experts`: pairs and experts of the blocks."""
     found_P, pair_P = experts_RK.flatten().sort(stable=True)
     pair_P, found_P = pair_P[found_P >= 0], found_P[found_P >= 0].long()
     counts_E = torch.bincount(found_P, minlength=num_experts)

@@ -145,8 +145,12 @@ def padded_head_dim(head_dim: int) -> int:
     return max(MIN_DOT_SIDE, next_power_of_2(head_dim))
 
 
-def attention_tile(tiles: tuple[AttentionTile, ...], head_dim: int, dtype: torch.dtype) -> AttentionTile:
+def attention_tile(
+    tiles: tuple[AttentionTile, ...], head_dim: int, dtype: torch.dtype, stored: torch.dtype | None = None
+) -> AttentionTile:
     """First tile of `tiles` that holds heads of `head_dim`; float32 has one of its own.
+
+    `stored`: of keys and values; None: as `dtype`.
 
     Raises UnsupportedShapeError for other dtypes and for heads of more than 256.
     """
@@ -156,8 +160,9 @@ def attention_tile(tiles: tuple[AttentionTile, ...], head_dim: int, dtype: torch
     if dtype == torch.float32:
         return _FLOAT32_TILE
     tile = next(tile for tile in tiles if padded <= tile.max_head_dim)
-    # masks of large heads take the registers of as many keys
-    return replace(tile, block_n=max(MIN_DOT_SIDE, tile.block_n // 2)) if head_dim < padded > 128 else tile
+    # masks of large heads take the registers of as many keys, and so do codes that become numbers
+    is_crowded = padded > 128 and (head_dim < padded or (stored or dtype).itemsize == 1)
+    return replace(tile, block_n=max(MIN_DOT_SIDE, tile.block_n // 2)) if is_crowded else tile
 
 
 def matmul_tile(tiles: tuple[MatmulTile, ...], num_rows: int) -> MatmulTile:

@@ -30,6 +30,7 @@ from pagefleet_kernels import (
     coded_matmul,
     decode_attention,
     early_launch,
+    expert_blocks,
     experts,
     few_rows_matmul,
     fp8,
@@ -69,6 +70,7 @@ MODULES = (
     coded_matmul,
     decode_attention,
     early_launch,
+    expert_blocks,
     experts,
     few_rows_matmul,
     fp8,
@@ -338,7 +340,7 @@ def compile_experts() -> None:
     for rows in (16, 128, 4096):
         x = torch.zeros(rows, 1024, dtype=torch.bfloat16)
         chosen = torch.zeros((rows, top_k), dtype=torch.int32)
-        blocks = experts.align_experts(chosen, num_experts, backend="triton")
+        blocks = expert_blocks.align_experts(chosen, num_experts, backend="triton")
         product = experts.grouped_matmul
         plain = experts.ExpertWeights(torch.zeros((num_experts, 512, 1024), dtype=x.dtype))
         product(x, plain, blocks, x.dtype, top_k=top_k, gate="silu", backend="triton")
@@ -375,7 +377,7 @@ def compile_experts() -> None:
         compile_rounded_experts(x, blocks, num_experts, top_k)
 
 
-def compile_rounded_experts(x: torch.Tensor, blocks: experts.ExpertBlocks, num_experts: int, top_k: int) -> None:
+def compile_rounded_experts(x: torch.Tensor, blocks: expert_blocks.ExpertBlocks, num_experts: int, top_k: int) -> None:
     """With matrices of eight bits, and inputs in as many or not."""
     product = experts.grouped_matmul
     for spec in SPECS:

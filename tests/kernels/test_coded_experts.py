@@ -9,7 +9,7 @@ import torch
 from pagefleet_kernels.activation import Kind
 from pagefleet_kernels.coded_experts import grouped_coded_matmul
 from pagefleet_kernels.errors import UnsupportedShapeError
-from pagefleet_kernels.experts import align_experts
+from pagefleet_kernels.expert_blocks import align_experts
 from pagefleet_kernels.fp8 import FP8
 
 from tests.kernels.test_coded_matmul import random_weights

@@ -8,14 +8,9 @@ import pytest
 import torch
 from pagefleet_kernels.dispatch import Backend
 from pagefleet_kernels.errors import UnsupportedShapeError
+from pagefleet_kernels.expert_blocks import ExpertBlocks, align_experts
 from pagefleet_kernels.expert_gates import Gate
-from pagefleet_kernels.experts import (
-    ExpertBlocks,
-    ExpertWeights,
-    align_experts,
-    combine_experts,
-    grouped_matmul,
-)
+from pagefleet_kernels.experts import ExpertWeights, combine_experts, grouped_matmul
 from pagefleet_kernels.fp8 import FP8
 from pagefleet_kernels.mxfp4 import dequantize_mxfp4
 from pagefleet_kernels.quantize import Activations, QuantizeSpec, quantize, quantize_with_zeros

@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from pagefleet_kernels.experts import ExpertWeights, align_experts, combine_experts, grouped_matmul
+from pagefleet_kernels.expert_blocks import align_experts
+from pagefleet_kernels.experts import ExpertWeights, combine_experts, grouped_matmul
 from pagefleet_kernels.fp8 import FP8
 from pagefleet_kernels.quantize import Activations, QuantizeSpec, quantize, quantize_with_zeros
 from pagefleet_kernels.scaled_matmul import Shift

@@ -6,7 +6,7 @@ import pytest
 import torch
 from pagefleet_kernels.activation import Kind
 from pagefleet_kernels.errors import UnsupportedShapeError
-from pagefleet_kernels.experts import align_experts
+from pagefleet_kernels.expert_blocks import align_experts
 from pagefleet_kernels.fp8 import FP8
 from pagefleet_kernels.packed_experts import grouped_packed_matmul, order_inputs
 from pagefleet_kernels.packed_matmul import PackedWeights, pack_numbers

@@ -20,7 +20,8 @@ from pagefleet_kernels.attention import paged_attention, varlen_attention
 from pagefleet_kernels.attention_tuning import AttentionWorkload, RandomPages
 from pagefleet_kernels.cascade_attention import cascade_attention
 from pagefleet_kernels.decode_attention import decode_attention
-from pagefleet_kernels.experts import ExpertWeights, align_experts, combine_experts, grouped_matmul
+from pagefleet_kernels.expert_blocks import align_experts
+from pagefleet_kernels.experts import ExpertWeights, combine_experts, grouped_matmul
 from pagefleet_kernels.few_rows_matmul import few_rows_matmul
 from pagefleet_kernels.heads import prepare_heads
 from pagefleet_kernels.layout import Order

@@ -176,7 +176,7 @@ class ModelArch:
     @property
     def latest_start(self) -> int:
         """The last layer that a stage of a pipeline may begin with: what later ones read is kept behind it."""
-        keeping = len(self.kept_windows)
+        keeping = self.num_layers - self.num_kv_shared_layers
         if keeping == self.num_layers:
             return self.num_layers - 1
         kept, reading = self.layer_ropes[:keeping], {*self.layer_ropes[keeping:]}

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from pagefleet_kernels.coded_experts import grouped_coded_matmul
 from pagefleet_kernels.coded_matmul import CodedWeights
+from pagefleet_kernels.expert_blocks import ExpertBlocks, align_experts
 from pagefleet_kernels.expert_gates import Gate
-from pagefleet_kernels.experts import ExpertBlocks, ExpertWeights, align_experts, combine_experts, grouped_matmul
+from pagefleet_kernels.experts import ExpertWeights, combine_experts, grouped_matmul
 from pagefleet_kernels.packed_experts import grouped_packed_matmul, order_inputs
 from pagefleet_kernels.packed_matmul import PackedWeights
 from torch import Tensor
