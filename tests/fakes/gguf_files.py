@@ -34,6 +34,8 @@ ARCHITECTURES = {
     "glm4_moe": "glm4moe",
     "granitemoe": "granitemoe",
     "gpt_oss": "gpt-oss",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
 }
 _NAMES = {
     "input_layernorm": "attn_norm",
@@ -60,6 +62,12 @@ _NAMES = {
     "mlp.router": "ffn_gate_inp",
     "block_sparse_moe.router.layer": "ffn_gate_inp",
     "block_sparse_moe.gate": "ffn_gate_inp",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
 }
 _AROUND = {
     "post_attention_layernorm": "post_attention_norm",
@@ -82,6 +90,7 @@ def write_gguf(
     types: Mapping[str, Type] | None = None,
     shape: Mapping[str, Any] | None = None,
     others: Mapping[str, Any] | None = None,
+    whole_maps: bool = False,
 ) -> None:
     """Write the model in `folder`.
 
@@ -92,6 +101,7 @@ def write_gguf(
         types: of some, by a part of their names.
         shape: metadata of the architecture, in place of what config.json says, or more.
         others: more metadata.
+        whole_maps: from latents, for keys and values in one tensor, as older files have them.
     """
     config = json.loads((folder / "config.json").read_text())
     kind = config["model_type"]
@@ -107,7 +117,7 @@ def write_gguf(
     for name, values in factors.items():
         if values:
             writer.add_tensor(name, np.array(values, np.float32), raw_dtype=Type.F32)
-    for name, numbers in _tensors(config, _weights(folder)).items():
+    for name, numbers in _tensors(config, _weights(folder), whole_maps=whole_maps).items():
         own = [kind for part, kind in (types or {}).items() if part in name]
         wanted = (own or [matrices])[0] if numbers.ndim > 1 and not _STAY.search(name) else Type.F32
         writer.add_tensor(name, quantize(numbers, wanted), raw_dtype=wanted)
@@ -146,6 +156,32 @@ def _metadata(config: Mapping[str, Any]) -> dict[str, Any]:
         "expert_weights_scale": config.get("routed_scaling_factor"),
         "expert_weights_norm": config.get("norm_topk_prob") if kind == "glm4_moe" else None,
         "leading_dense_block_count": config.get("first_k_dense_replace"),
+    } | _latent_metadata(config)
+
+
+def _latent_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Of attention over latents, which llama.cpp computes as one of a single key head that is as wide as they."""
+    if "kv_lora_rank" not in config:
+        return {}
+    rank, rotated, rope = config["kv_lora_rank"], config["qk_rope_head_dim"], config["rope_parameters"]
+    return {
+        "attention.head_count_kv": 1,
+        "attention.kv_lora_rank": rank,
+        "attention.q_lora_rank": config["q_lora_rank"],
+        "attention.key_length": rank + rotated,
+        "attention.value_length": rank,
+        "attention.key_length_mla": config["qk_nope_head_dim"] + rotated,
+        "attention.value_length_mla": config["v_head_dim"],
+        "rope.dimension_count": rotated,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": rope["factor"],
+        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        "rope.scaling.yarn_beta_fast": rope.get("beta_fast"),
+        "rope.scaling.yarn_log_multiplier": 0.1 * rope["mscale_all_dim"],
+        "expert_group_count": config.get("n_group"),
+        "expert_group_used_count": config.get("topk_group"),
+        "expert_gating_func": 2 if config["model_type"] == "deepseek_v3" else 1,
+        "expert_weights_norm": config.get("norm_topk_prob"),
     }
 
 
@@ -168,7 +204,7 @@ def add_value(writer: GGUFWriter, name: str, value: Any) -> None:
             writer.add_array(name, value)
 
 
-def _tensors(config: Mapping[str, Any], stored: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _tensors(config: Mapping[str, Any], stored: Mapping[str, np.ndarray], *, whole_maps: bool) -> dict[str, np.ndarray]:
     kind, found = config["model_type"], {}
     experts: dict[str, list[np.ndarray]] = {}
     names = {**_NAMES, **_NORMS.get(kind, {})}
@@ -181,6 +217,12 @@ def _tensors(config: Mapping[str, Any], stored: Mapping[str, np.ndarray]) -> dic
             found[outer.get(name, "output.weight")] = numbers
             continue
         _, _, layer, rest = name.split(".", 3)
+        if rest == "self_attn.kv_b_proj.weight" and not whole_maps:
+            by_head = numbers.reshape(config["num_attention_heads"], -1, config["kv_lora_rank"])
+            keys, values = np.split(by_head, [config["qk_nope_head_dim"]], 1)
+            found[f"blk.{layer}.attn_k_b.weight"] = np.ascontiguousarray(keys.swapaxes(1, 2))
+            found[f"blk.{layer}.attn_v_b.weight"] = np.ascontiguousarray(values)
+            continue
         if stacked := _of_stack(rest, numbers):
             found |= {f"blk.{layer}.{own}": part for own, part in stacked.items()}
             continue

@@ -1,7 +1,7 @@
 """A model's tokenizer and chat template, from the metadata of its GGUF file, as the files that Hugging Face has.
 
 Two families: byte-level BPE with the file's merges (`gpt2`), and SentencePiece's BPE (`llama`), whose merges follow
-from the tokens' scores. How text is cut before BPE has a name in the file; the expressions are those of the models.
+from the tokens' scores. How text is cut before BPE has a name in the file (see word_cuts).
 """
 
 from __future__ import annotations
@@ -15,35 +15,16 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.gguf.file import GgufModel
+from pagefleet_engine.gguf.word_cuts import cuts_of
 
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
-_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_AFTER_WORDS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA3 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _AFTER_WORDS
-_QWEN2 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _AFTER_WORDS
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_WORD = r"[^\r\n\p{L}\p{N}]?"
-_AFTER_CASED = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_TEKKEN = rf"{_WORD}{_UPPER}*{_LOWER}+|{_WORD}{_UPPER}+{_LOWER}*|\p{{N}}" + _AFTER_CASED
-_O200K = (
-    rf"{_WORD}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_WORD}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}"
-    + _AFTER_CASED
-)
-_EXPRESSIONS = {
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "dbrx", "smaug-bpe"), _LLAMA3),
-    **dict.fromkeys(("glm4", "chatglm-bpe"), _LLAMA3),
-    **dict.fromkeys(("qwen2", "stablelm2", "deepseek-r1-qwen", "megrez"), _QWEN2),
-    "tekken": _TEKKEN,
-    "gpt-4o": _O200K,
-    "llama4": _O200K,
-}
-_AS_GPT2 = ("gpt-2", "default", "olmo", "mpt", "jais", "phi-2")
-_GPT2_AFTER_DIGITS = ("smollm", "starcoder", "command-r", "refact", "codeshell", "exaone")
 _WITH_BOS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken")
 """Begin a text with a token unless the file says otherwise, and take whole words of the vocabulary as they are."""
 _ENDS_OF_TURNS = (
     "<|eot_id|>",
     "<|eom_id|>",
+    "<|eot|>",
+    "<|eom|>",
     "<|im_end|>",
     "<|end|>",
     "<end_of_turn>",
@@ -157,18 +138,14 @@ def _settings(said: _Said, *, with_bos: bool) -> Mapping[str, Any]:
 
 def _byte_level(said: _Said) -> Tokenizer:
     backend = Tokenizer(models.BPE(said.ids, said.merges(), ignore_merges=said.pre in _WITH_BOS))
-    cut: list[Any]
-    if said.pre in _EXPRESSIONS:
-        cut = [pre_tokenizers.Split(Regex(_EXPRESSIONS[said.pre]), "isolated")]
-    elif said.pre in _GPT2_AFTER_DIGITS:
-        cut = [pre_tokenizers.Digits(individual_digits=True)]
-    elif said.pre in _AS_GPT2:
-        cut = []
-    else:
+    cuts = cuts_of(said.pre)
+    if cuts is None:
         raise said.refusal(f"how its tokenizer cuts text ({said.pre[:40]!a}) is not known")
-    by_expression = said.pre not in _EXPRESSIONS
     backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [*cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=by_expression)]
+        [
+            *(pre_tokenizers.Split(Regex(cut), "isolated") for cut in cuts),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     backend.decoder = decoders.ByteLevel()
     return backend

@@ -61,6 +61,8 @@ class GgufSource:
         """See TensorSource."""
         tensor, ours = self._held[name]
         shape = tensor.shape if ours.expert is None else tensor.shape[1:]
+        if len(shape) > 2:  # a matrix of rows that the file has by heads
+            shape = (math.prod(shape[:-1]), shape[-1])
         if ours.is_row and len(shape) == 1:
             shape = (1, *shape)
         if name not in self._raw:

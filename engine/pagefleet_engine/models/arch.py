@@ -35,8 +35,6 @@ class ExpertsArch:
     """How gate and up are joined; None: by the activation of the MLPs."""
     layers: tuple[bool, ...]
     """Per layer: whether experts are in the place of its MLP."""
-    apart: bool = False
-    """Each has matrices of its own, where the family's checkpoints have those of all in one tensor: so GGUF is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +52,8 @@ class LatentArch:
     value_dim: int
     interleaved: bool
     """The checkpoint rotates neighbours against each other, not one half against the other."""
+    maps_apart: bool = False
+    """The maps to keys and to values are two tensors, the former transposed: as GGUF has them."""
 
     @property
     def spec(self) -> KVSpec:
@@ -158,6 +158,9 @@ class ModelArch:
     """Multiplies the embedding's rows."""
     unused_weights: tuple[str, ...] = ()
     """Beginnings of the names of tensors that the checkpoint has and the model does not need."""
+    gguf_layout: bool = False
+    """Matrices are as GGUF has them where the family's checkpoints differ: each expert's for itself, a row for each
+    output, and queries, keys and values after one another."""
     steps_together: bool = False
     """Whether layers exchange something among the data ranks, so that all of them compute each step."""
     quantization: Quantization | None = None

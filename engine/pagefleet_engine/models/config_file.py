@@ -130,6 +130,7 @@ def read_shared(
         default_length=shape.default_length,
         eos_token_ids=fields.token_ids("eos_token_id"),
         dtype=shape.dtype,
+        gguf_layout=fields.flag("gguf_layout", False),
         quantization=read_quantization(fields),
     )
 

@@ -74,7 +74,6 @@ def read_experts(shape: ModelShape, routing: Routing, width: str, *, shared: int
         intermediate_size=shape.fields.count(width),
         shared_intermediate_size=shared,
         layers=layers,
-        apart=shape.fields.flag("experts_apart", False),
     )
 
 

@@ -43,6 +43,6 @@ def build(arch: ModelArch, placement: Placement) -> DecoderModel:
         qkv_bias=arch.attention_bias,
         output_bias=arch.attention_bias,
         sinks=True,
-        experts=_APART if arch.experts is not None and arch.experts.apart else _STACKED,
+        experts=_APART if arch.gguf_layout else _STACKED,
     )
     return DecoderModel(arch, traits, placement)

@@ -36,6 +36,6 @@ def build(arch: ModelArch, placement: Placement) -> DecoderModel:
         qkv_bias=arch.attention_bias,
         output_bias=arch.attention_bias,
         embedding_scale=arch.embedding_scale,
-        experts=_APART if arch.experts is not None and arch.experts.apart else _STACKED,
+        experts=_APART if arch.gguf_layout else _STACKED,
     )
     return DecoderModel(arch, traits, placement)

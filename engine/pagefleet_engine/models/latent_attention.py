@@ -2,14 +2,17 @@
 
 Tensor ranks divide the heads; what is kept of a token is the same on all of them.
 
-Shapes: T tokens of the step, D hidden size, N query heads, H size of a query, W width of what is kept of a token.
+Shapes: T tokens of the step, D hidden size, N query heads, H size of a query, R rank of the latent, W width of what is
+kept of a token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
+import torch
 from pagefleet_kernels.quantize import Activations, QuantizeSpec
 from torch import Tensor
 
@@ -46,7 +49,7 @@ class LatentAttention:
         yield from self._queries.weights()
         yield from prefixed("kv_a_proj_with_mqa", self._kv_a)
         yield from prefixed("kv_a_layernorm", self._heads.norm)
-        yield from prefixed("kv_b_proj", self._maps)
+        yield from self._maps.weights()
         yield from prefixed("o_proj", self._o_proj)
         yield from self._kv_scales.weights()
 
@@ -113,25 +116,46 @@ class _Queries:
 
 
 class _MapSlots:
-    """`kv_b_proj`: for each head the part of its key over its value. Kept in the model's type, however it is stored."""
+    """`kv_b_proj`: for each head the part of its key over its value; or each of these in a tensor of its own, that of
+    the key transposed. Kept in the model's type, however they are stored."""
 
     def __init__(
         self, latent: LatentArch, own: Shard, placement: Placement, install: Callable[[LatentMaps], None]
     ) -> None:
-        rows = latent.nope_dim + latent.value_dim
+        self._latent, self._heads, self._placement, self._install = latent, own.size, placement, install
+        self._arrived: dict[str, Tensor] = {}
+        rank, nope, value = latent.rank, latent.nope_dim, latent.value_dim
+        self._slots: dict[str, Weight] = {}
+        if latent.maps_apart:
+            self._add("k_b_proj", nope, own.times(rank))
+            self._add("v_b_proj", rank, own.times(value))
+        else:
+            self._add("kv_b_proj", rank, own.times(nope + value))
 
-        def take(matrix: Matrix) -> None:
-            install(LatentMaps(matrix.plain().view(own.size, rows, latent.rank), latent.nope_dim))
+    def weights(self) -> Iterator[tuple[str, Weight]]:
+        """See HasWeights; relative to attention."""
+        yield from self._slots.items()
 
-        placement = placement.within("kv_b_proj")
+    def _add(self, name: str, inputs: int, rows: Shard) -> None:
+        placement = self._placement.within(name)
         scheme = placement.scheme(1)
         if scheme is not None and scheme.on_load:  # numbers would be rounded for nothing
             placement = replace(placement, quantization=None)
-        self._slots = matrix_slots(latent.rank, (own.times(rows),), placement, take)
+        slots = matrix_slots(inputs, (rows,), placement, partial(self._take, name))
+        self._slots |= {f"{name}.{kind}": slot for kind, slot in slots.items()}
 
-    def weights(self) -> Iterator[tuple[str, Weight]]:
-        """See HasWeights."""
-        yield from self._slots.items()
+    def _take(self, name: str, matrix: Matrix) -> None:
+        rank, nope = self._latent.rank, self._latent.nope_dim
+        if name == "kv_b_proj":
+            maps_NXR = matrix.plain().view(self._heads, -1, rank)
+        else:
+            self._arrived[name] = matrix.plain()
+            if len(self._arrived) < 2:
+                return
+            keys_NRX = self._arrived.pop("k_b_proj").view(self._heads, rank, nope)
+            values_NXR = self._arrived.pop("v_b_proj").view(self._heads, -1, rank)
+            maps_NXR = torch.cat((keys_NRX.transpose(1, 2), values_NXR), 1)
+        self._install(LatentMaps(maps_NXR, nope))
 
 
 def _latent(arch: ModelArch) -> LatentArch:

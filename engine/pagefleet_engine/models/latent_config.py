@@ -34,6 +34,7 @@ def read_deepseek(shape: ModelShape, routing: Routing) -> ModelArch:
         rope_dim=fields.count("qk_rope_head_dim"),
         value_dim=fields.count("v_head_dim"),
         interleaved=fields.flag("rope_interleave", True),
+        maps_apart=fields.flag("kv_b_apart", False),
     )
     shared = fields.count("n_shared_experts", 1, low=0) * fields.count("moe_intermediate_size")
     dense = fields.count("first_k_dense_replace", 0, low=0)

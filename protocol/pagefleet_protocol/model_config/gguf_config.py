@@ -9,7 +9,7 @@ from typing import Any
 
 from pagefleet_protocol.model_config.fields import ModelConfigError
 from pagefleet_protocol.model_config.gguf_fields import GgufFields, GgufModel
-from pagefleet_protocol.model_config.gguf_kinds import num_layers, of_kind
+from pagefleet_protocol.model_config.gguf_kinds import has_sigmoid_gates, num_layers, of_kind
 from pagefleet_protocol.model_config.gguf_names import our_tensors
 
 _KINDS = {
@@ -31,8 +31,9 @@ _KINDS = {
     "phi3": "phi3",
     "glm4moe": "glm4_moe",
     "gpt-oss": "gpt_oss",
+    "deepseek2": "deepseek_v2",
 }
-"""`general.architecture` and our `model_type`."""
+"""`general.architecture` and our `model_type`; some metadata makes it another, see `model_kind`."""
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors of numbers that frequencies are divided by: at all lengths, or up to the first context and beyond it."""
 KEPT: Mapping[str, tuple[int, int | None]] = {
@@ -54,6 +55,7 @@ KEPT: Mapping[str, tuple[int, int | None]] = {
 _MOST_EXPERTS = 1 << 12
 _MAY_HAVE_BIASES = ("llama", "granite", "granitemoe", "cohere", "olmo2", "olmoe", "glm4_moe")
 _ROTATE_IN_PART = ("phi3", "glm4_moe")
+_LATENT = ("deepseek_v2", "deepseek_v3")
 _EMBEDDING = "token_embd.weight"
 _TYPES = {"F32": "float32", "F16": "float16"}
 
@@ -71,7 +73,9 @@ def model_kind(model: GgufModel) -> str:
             f"{model.source}: models of the architecture {str(said)[:40]!a} are not run from GGUF, only "
             f"{', '.join(_KINDS)}: give its safetensors"
         )
-    return "mixtral" if kind == "llama" and model.metadata.get("llama.expert_count") else kind
+    if kind == "llama" and model.metadata.get("llama.expert_count"):
+        return "mixtral"
+    return "deepseek_v3" if kind == "deepseek_v2" and has_sigmoid_gates(GgufFields(model)) else kind
 
 
 def head_dim(model: GgufModel) -> int:
@@ -82,7 +86,8 @@ def head_dim(model: GgufModel) -> int:
     """
     fields = GgufFields(model)
     heads, width = fields.count("attention.head_count"), fields.count("embedding_length")
-    return fields.count("attention.key_length", max(1, width // heads))
+    dim = fields.count("attention.key_length", max(1, width // heads))
+    return fields.count("attention.key_length_mla", dim)
 
 
 def num_experts(model: GgufModel) -> int:
@@ -133,11 +138,12 @@ def hf_config(model: GgufModel, factors: Mapping[str, Sequence[float]]) -> dict[
         "tie_word_embeddings": is_tied(model),
         "attention_bias": kind in _MAY_HAVE_BIASES and "blk.0.attn_q.bias" in model.tensors,
         "torch_dtype": "bfloat16" if first is None else _TYPES.get(first.type.name, "bfloat16"),
+        "gguf_layout": True,
     }
     rotated = fields.count("rope.dimension_count", config["head_dim"])
     if kind in _ROTATE_IN_PART:
         config["partial_rotary_factor"] = rotated / config["head_dim"]
-    elif rotated != config["head_dim"]:
+    elif kind not in _LATENT and rotated != config["head_dim"]:
         raise fields.refusal("rope.dimension_count", f"is {rotated} of {config['head_dim']}, which is not run")
     scaling = _rope_scaling(fields, config["max_position_embeddings"], factors)
     if scaling is not None:
@@ -194,6 +200,8 @@ def _rope_scaling(fields: GgufFields, length: int, factors: Mapping[str, Sequenc
                 "rope_type": "yarn",
                 "factor": fields.number("rope.scaling.factor"),
                 "original_max_position_embeddings": fields.count("rope.scaling.original_context_length", length),
+                "beta_fast": fields.number("rope.scaling.yarn_beta_fast", 32.0),
+                "beta_slow": fields.number("rope.scaling.yarn_beta_slow", 1.0),
             }
         case other:
             raise fields.refusal("rope.scaling.type", f"is {other}, and none, linear and yarn are run")

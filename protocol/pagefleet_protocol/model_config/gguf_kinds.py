@@ -14,6 +14,11 @@ _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3_text": 62}
 """Those scale queries by the width of the model over its heads, and the file does not say so."""
 _COHERE2_PERIOD = 4
 """Layers of which the last sees everything."""
+_DEEPSEEK_GROUPS = {160: (8, 3), 256: (8, 4)}
+"""Of V2 and V3 by their number of experts: groups, and how many of them a token chooses; older files do not say so."""
+_SIGMOID = 2
+_YARN_LOG = 0.1
+"""What llama.cpp's multiplier of the logarithm has in it, and YaRN's formula has beside it."""
 _RMS, _LAYER_NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 
 
@@ -33,10 +38,26 @@ def num_layers(fields: GgufFields) -> int:
     return fields.count("block_count") - fields.count("nextn_predict_layers", 0, low=0)
 
 
+def has_sigmoid_gates(fields: GgufFields) -> bool:
+    """Whether DeepSeek's experts are chosen so; by softmax where a file does not say, as older ones of V2 do not.
+
+    Raises:
+        ModelConfigError: they are chosen otherwise.
+    """
+    gates = fields.count("expert_gating_func", 1)
+    if gates not in (1, _SIGMOID):
+        raise fields.refusal("expert_gating_func", f"is {gates}, and 1 (softmax) and 2 (sigmoid) are run")
+    return gates == _SIGMOID
+
+
 def _llama(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    _check_still(fields)
+    return {}
+
+
+def _check_still(fields: GgufFields) -> None:
     if fields.has("attention.temperature_scale"):
         raise fields.refusal("attention.temperature_scale", "asks for queries that grow, which is not run")
-    return {}
 
 
 def _alike(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,7 +123,7 @@ def _granite(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) ->
 
 
 def _granite_moe(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
-    own = {"num_local_experts": fields.count("expert_count"), "experts_apart": True}
+    own = {"num_local_experts": fields.count("expert_count")}
     return _granite(model, fields, config) | own | _chosen(fields)
 
 
@@ -111,7 +132,6 @@ def _gpt_oss(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) ->
     scaling = config.get("rope_scaling")
     return {
         "num_local_experts": fields.count("expert_count"),
-        "experts_apart": True,
         "intermediate_size": fields.count("expert_feed_forward_length", config["intermediate_size"]),
         "sliding_window": fields.count("attention.sliding_window"),
         "attention_bias": "blk.0.attn_q.bias" in model.tensors,
@@ -144,16 +164,48 @@ def _phi3(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> di
 
 
 def _glm4_moe(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    return _experts_and_shared(fields) | {
+        "norm_topk_prob": fields.flag("expert_weights_norm", True),
+        "n_group": 1,
+        "topk_group": 1,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in model.tensors,
+    }
+
+
+def _deepseek(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The size of heads is that of the model's own, where newer files state that of latents as another."""
+    _check_still(fields)
+    rotated, scaling = fields.count("rope.dimension_count"), config.get("rope_scaling")
+    count = fields.count("expert_count")
+    groups, top_groups = _DEEPSEEK_GROUPS.get(count, (1, 1))
+    groups = fields.count("expert_group_count", groups)
+    found = _experts_and_shared(fields) | {
+        "kv_lora_rank": fields.count("attention.kv_lora_rank"),
+        "q_lora_rank": fields.count("attention.q_lora_rank") if fields.has("attention.q_lora_rank") else None,
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": config["head_dim"] - rotated,
+        "v_head_dim": fields.count("attention.value_length_mla", fields.count("attention.value_length")),
+        "kv_b_apart": "blk.0.attn_k_b.weight" in model.tensors,
+        "norm_topk_prob": fields.flag("expert_weights_norm", False),
+        "n_group": groups,
+        "topk_group": fields.count("expert_group_used_count", top_groups),
+    }
+    if config["model_type"] == "deepseek_v2":
+        found["topk_method"] = "group_limited_greedy" if groups > 1 else "greedy"
+    if scaling is not None and scaling["rope_type"] == "yarn" and fields.has("rope.scaling.yarn_log_multiplier"):
+        mscale = fields.number("rope.scaling.yarn_log_multiplier") / _YARN_LOG
+        found["rope_scaling"] = {**scaling, "mscale": mscale, "mscale_all_dim": mscale}
+    return found
+
+
+def _experts_and_shared(fields: GgufFields) -> dict[str, Any]:
+    """As DeepSeek's configurations have them, and GLM's."""
     return {
         "n_routed_experts": fields.count("expert_count"),
         "n_shared_experts": fields.count("expert_shared_count", 1, low=0),
         "moe_intermediate_size": fields.count("expert_feed_forward_length"),
         "first_k_dense_replace": fields.count("leading_dense_block_count", 0, low=0),
         "routed_scaling_factor": fields.number("expert_weights_scale", 1.0),
-        "norm_topk_prob": fields.flag("expert_weights_norm", True),
-        "n_group": 1,
-        "topk_group": 1,
-        "use_qk_norm": "blk.0.attn_q_norm.weight" in model.tensors,
         "num_nextn_predict_layers": fields.count("nextn_predict_layers", 0, low=0),
     } | _chosen(fields)
 
@@ -180,6 +232,8 @@ _READERS: Mapping[str, Callable[[GgufModel, GgufFields, Mapping[str, Any]], dict
     "gemma3_text": _gemma,
     "granite": _granite,
     "granitemoe": _granite_moe,
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
     "cohere": _cohere,
     "cohere2": _cohere2,
     "olmo2": _olmo2,

@@ -49,12 +49,24 @@ _SHARED_EXPERT = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
-_GLM4_MOE = {
-    "post_attention_norm": "post_attention_layernorm",
+_SHARED_EXPERTS = {
     "exp_probs_b": "mlp.gate.e_score_correction_bias",
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+_GLM4_MOE = {**_QWEN_EXPERTS, **_SHARED_EXPERTS, "post_attention_norm": "post_attention_layernorm"}
+_DEEPSEEK = {
+    **_QWEN_EXPERTS,
+    **_SHARED_EXPERTS,
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
 }
 _GPT_OSS = {
     "post_attention_norm": "post_attention_layernorm",
@@ -85,7 +97,9 @@ _OF_KINDS: Mapping[str, Mapping[str, str]] = {
     "olmoe": _QWEN_EXPERTS,
     "phi3": _MERGED,
     "qwen2_moe": {**_QWEN_EXPERTS, **_SHARED_EXPERT},
-    "glm4_moe": {**_QWEN_EXPERTS, **_GLM4_MOE},
+    "glm4_moe": _GLM4_MOE,
+    "deepseek_v2": _DEEPSEEK,
+    "deepseek_v3": _DEEPSEEK,
     "gpt_oss": {**_QWEN_EXPERTS, **_GPT_OSS},
 }
 _IN_TURNS = ("llama", "mixtral", "granite", "granitemoe")

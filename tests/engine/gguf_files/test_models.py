@@ -54,17 +54,34 @@ _COHERE2 = {
     "layer_types": [f"{'full' if layer == 3 else 'sliding'}_attention" for layer in range(5)],
     "sliding_window": 6,
 }
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.7,
+}
 _CONFIGS: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 32},
     "gemma3_text": _GEMMA3,
     "cohere": {"use_qk_norm": True},
     "cohere2": _COHERE2,
     "glm4_moe": {"n_group": 1, "topk_group": 1, "attention_bias": True},
+    "deepseek_v2": {"rope_parameters": _YARN},
+    "deepseek_v3": {"rope_parameters": _YARN | {"beta_fast": 8.0}},
 }
 _WIDTHS: dict[str, dict[str, int]] = {
     "qwen2_moe": {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 96},
     "glm4_moe": {"moe_intermediate_size": 64},
     "granitemoe": {"intermediate_size": 64},
+    "deepseek_v3": {
+        "kv_lora_rank": 64,
+        "q_lora_rank": 64,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 32,
+        "moe_intermediate_size": 64,
+    },
 }
 """Of whole blocks."""
 _SHAPES: dict[str, dict[str, Any]] = {
@@ -91,7 +108,44 @@ def test_logits_are_those_of_the_checkpoint(kind: str, make_checkpoint: Make, tm
     torch.testing.assert_close(found, logits(checkpoint), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["phi3", "granite", "cohere", "qwen2_moe", "glm4_moe", "granitemoe", "gpt_oss"])
+def test_maps_from_latents_may_be_one_tensor(make_checkpoint: Make, tmp_path: Path) -> None:
+    """And heads be stated as they are: so files are from before llama.cpp computed with latents."""
+    checkpoint = make_checkpoint("deepseek_v2", **_CONFIGS["deepseek_v2"])
+    named = {
+        "attention.key_length": 40,
+        "attention.value_length": 20,
+        "attention.key_length_mla": None,
+        "attention.value_length_mla": None,
+        "expert_gating_func": None,
+    }
+    write_gguf(checkpoint, tmp_path / "model.gguf", shape=named, whole_maps=True)
+    found = logits(folder_of(tmp_path / "model.gguf", tmp_path / "cache", with_tokenizer=True))
+    torch.testing.assert_close(found, logits(checkpoint), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "words"),
+    [
+        ("deepseek_v3", {"expert_gating_func": 4}, "expert_gating_func is 4, and 1"),
+        ("deepseek_v3", {"attention.temperature_scale": 0.1}, "asks for queries that grow"),
+        ("deepseek_v3", {"expert_count": None}, "expert_count is 0, and"),
+    ],
+)
+def test_what_a_kind_does_not_run_is_one_line(
+    kind: str, shape: dict[str, Any], words: str, make_checkpoint: Make, tmp_path: Path
+) -> None:
+    checkpoint = make_checkpoint(kind, **_CONFIGS.get(kind, {}))
+    write_gguf(checkpoint, tmp_path / "model.gguf", shape=_SHAPES.get(kind, {}) | shape)
+    with pytest.raises(ModelLoadError) as error:
+        folder_of(tmp_path / "model.gguf", tmp_path / "cache", with_tokenizer=True)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+_IN_BLOCKS = ["phi3", "granite", "cohere", "qwen2_moe", "glm4_moe", "granitemoe", "gpt_oss", "deepseek_v3"]
+
+
+@pytest.mark.parametrize("kind", _IN_BLOCKS)
 def test_layers_in_blocks_are_found_by_their_names(kind: str, make_checkpoint: Make, tmp_path: Path) -> None:
     """Else they would be expanded as they are read, and compiled kernels would change nothing."""
     widths = _WIDTHS.get(kind, {})

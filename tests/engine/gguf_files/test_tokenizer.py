@@ -69,6 +69,12 @@ def test_no_space_and_no_beginning_where_the_file_says_so() -> None:
         ("smollm", ["He", "'", "LL", " pay", " ", "1", "2", "3", "4", "5", "!!", "\n ", " ok"]),
         ("tekken", ["He", "'LL", " pay", " ", "1", "2", "3", "4", "5", "!!\n", " ", " ok"]),
         ("gpt-4o", ["He'LL", " pay", " ", "123", "45", "!!\n", " ", " ok"]),
+        ("kimi-k2", ["He'LL", " pay", " ", "123", "45", "!!\n", " ", " ok"]),
+        ("deepseek-llm", ["He", "'", "LL", " pay", " ", "1", "2", "3", "4", "5", "!!", "\n", " ", " ok"]),
+        ("deepseek-coder", ["He", "'", "LL", " pay", " ", "1", "2", "3", "4", "5", "!!", "\n", " ", " ok"]),
+        ("deepseek-v3", ["He", "'LL", " pay", " ", "123", "45", "!!\n", " ", " ok"]),
+        ("falcon", ["He", "'", "LL", " pay", " ", "123", "45", "!!", "\n ", " ok"]),
+        ("bloom", ["He'LL", " pay", " 12345", "!!\n ", " ok"]),
     ],
 )
 def test_text_is_cut_as_the_name_says(pre: str, pieces: list[str]) -> None:
