@@ -36,6 +36,7 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
+    "llama4_text": "llama4",
 }
 _NAMES = {
     "input_layernorm": "attn_norm",
@@ -54,10 +55,12 @@ _NAMES = {
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "mlp.gate.e_score_correction_bias": "exp_probs_b",
     **{
-        f"mlp.{shared}.{part}_proj": f"ffn_{part}_shexp"
-        for shared in ("shared_expert", "shared_experts")
+        f"{shared}.{part}_proj": f"ffn_{part}_shexp"
+        for shared in ("mlp.shared_expert", "mlp.shared_experts", "feed_forward.shared_expert")
         for part in ("gate", "up", "down")
     },
+    **{f"feed_forward.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
+    "feed_forward.router": "ffn_gate_inp",
     "mlp.gate": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
     "block_sparse_moe.router.layer": "ffn_gate_inp",
@@ -114,6 +117,8 @@ def write_gguf(
     for name, value in (others or {}).items():
         add_value(writer, name, value)
     factors = {f"rope_factors_{length}.weight": rope.get(f"{length}_factor") for length in ("short", "long")}
+    if rope.get("rope_type") == "llama3":
+        factors["rope_freqs.weight"] = _llama3_factors(rope, config["head_dim"])
     for name, values in factors.items():
         if values:
             writer.add_tensor(name, np.array(values, np.float32), raw_dtype=Type.F32)
@@ -127,14 +132,24 @@ def write_gguf(
     writer.close()
 
 
+def _llama3_factors(rope: Mapping[str, Any], head_dim: int) -> list[float]:
+    """What frequencies are divided by: by how often each turns in the first context."""
+    frequencies = rope["rope_theta"] ** -(np.arange(0, head_dim, 2) / head_dim)
+    turns = rope["original_max_position_embeddings"] * frequencies / (2 * np.pi)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    kept = ((turns - low) / (high - low)).clip(0.0, 1.0)
+    return list(1.0 / (kept + (1.0 - kept) / rope["factor"]))
+
+
 def _metadata(config: Mapping[str, Any]) -> dict[str, Any]:
     """Of the architecture; None where a model has none of it."""
     kind, rope = config["model_type"], config.get("rope_parameters") or {}
+    is_llama4 = kind == "llama4_text"
     return {
         "block_count": config["num_hidden_layers"],
         "context_length": config["max_position_embeddings"],
         "embedding_length": config["hidden_size"],
-        "feed_forward_length": config["intermediate_size"],
+        "feed_forward_length": config["intermediate_size_mlp" if is_llama4 else "intermediate_size"],
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config["num_key_value_heads"],
         "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
@@ -142,8 +157,10 @@ def _metadata(config: Mapping[str, Any]) -> dict[str, Any]:
         "rope.freq_base": float((rope.get("full_attention") or rope).get("rope_theta", 10_000.0)),
         "expert_count": config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts"),
         "expert_used_count": config.get("num_experts_per_tok"),
-        "expert_feed_forward_length": config.get("moe_intermediate_size"),
+        "expert_feed_forward_length": config["intermediate_size"] if is_llama4 else config.get("moe_intermediate_size"),
+        "interleave_moe_layer_step": config.get("interleave_moe_layer_step"),
         "attention.key_length": config.get("head_dim"),
+        "attention.value_length": config.get("head_dim"),
         "attention.sliding_window": config.get("sliding_window") if kind in _WITH_WINDOWS else None,
         "attn_logit_softcapping": config.get("attn_logit_softcapping"),
         "final_logit_softcapping": config.get("final_logit_softcapping"),
@@ -246,6 +263,11 @@ def _of_stack(name: str, numbers: np.ndarray) -> dict[str, np.ndarray]:
     """Of a tensor that has the matrices of all experts, or their biases; and of gpt-oss's sinks. Nothing of others."""
     found: dict[str, np.ndarray] = {}
     match name.removeprefix("mlp.experts.").removeprefix("block_sparse_moe."):
+        case "feed_forward.experts.gate_up_proj":
+            gate, up = np.split(numbers.swapaxes(1, 2), 2, 1)
+            found = {"ffn_gate_exps.weight": gate, "ffn_up_exps.weight": up}
+        case "feed_forward.experts.down_proj":
+            found = {"ffn_down_exps.weight": numbers.swapaxes(1, 2)}
         case "self_attn.sinks":
             found = {"attn_sinks.weight": numbers}
         case "gate_up_proj":

@@ -67,7 +67,7 @@ def build(arch: ModelArch, placement: Placement) -> DecoderModel:
     if arch.model_type == "llama4":
         _log.info("llama4: only the text model is loaded, requests cannot contain images")
     names = ExpertNames(block="feed_forward", router="router", shared="shared_expert")
-    if not _in_8_bits(arch):
+    if not (arch.gguf_layout or _in_8_bits(arch)):
         gate_up, down = (Stacked(f"experts.{name}", transposed=True) for name in ("gate_up_proj", "down_proj"))
         names = replace(names, gate_up=gate_up, down=down)
     traits = Traits(

@@ -32,6 +32,7 @@ _KINDS = {
     "glm4moe": "glm4_moe",
     "gpt-oss": "gpt_oss",
     "deepseek2": "deepseek_v2",
+    "llama4": "llama4_text",
 }
 """`general.architecture` and our `model_type`; some metadata makes it another, see `model_kind`."""
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")

@@ -16,6 +16,8 @@ _COHERE2_PERIOD = 4
 """Layers of which the last sees everything."""
 _DEEPSEEK_GROUPS = {160: (8, 3), 256: (8, 4)}
 """Of V2 and V3 by their number of experts: groups, and how many of them a token chooses; older files do not say so."""
+_LLAMA4_WITHOUT_NORMS = 128
+"""Experts of Maverick, which does not normalise queries and keys as Scout does."""
 _SIGMOID = 2
 _YARN_LOG = 0.1
 """What llama.cpp's multiplier of the logarithm has in it, and YaRN's formula has beside it."""
@@ -198,6 +200,18 @@ def _deepseek(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -
     return found
 
 
+def _llama4(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file leaves out (chunks, layers that do not rotate, growth of queries) is as our defaults are."""
+    count = fields.count("expert_count")
+    return {
+        "intermediate_size": fields.count("expert_feed_forward_length"),
+        "intermediate_size_mlp": config["intermediate_size"],
+        "num_local_experts": count,
+        "interleave_moe_layer_step": fields.count("interleave_moe_layer_step"),
+        "use_qk_norm": count != _LLAMA4_WITHOUT_NORMS,
+    } | _chosen(fields)
+
+
 def _experts_and_shared(fields: GgufFields) -> dict[str, Any]:
     """As DeepSeek's configurations have them, and GLM's."""
     return {
@@ -234,6 +248,7 @@ _READERS: Mapping[str, Callable[[GgufModel, GgufFields, Mapping[str, Any]], dict
     "granitemoe": _granite_moe,
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
+    "llama4_text": _llama4,
     "cohere": _cohere,
     "cohere2": _cohere2,
     "olmo2": _olmo2,

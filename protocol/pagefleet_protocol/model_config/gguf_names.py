@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 HEAD = "lm_head"
 """Our name."""
+_MLP = ("gate", "up", "down")
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": HEAD}
 _LAYER = {
     "attn_norm": "input_layernorm",
@@ -79,6 +80,12 @@ _GRANITE_EXPERTS = {
     "ffn_up_exps": "block_sparse_moe.experts.{}.up_proj",
     "ffn_down_exps": "block_sparse_moe.experts.{}.down_proj",
 }
+_LLAMA4 = {
+    "ffn_gate_inp": "feed_forward.router",
+    **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in _MLP},
+    **{f"ffn_{part}_exps": f"feed_forward.experts.{{}}.{part}_proj" for part in _MLP},
+    **{f"ffn_{part}_shexp": f"feed_forward.shared_expert.{part}_proj" for part in _MLP},
+}
 _MERGED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _OF_KINDS: Mapping[str, Mapping[str, str]] = {
     "llama": {},
@@ -98,6 +105,7 @@ _OF_KINDS: Mapping[str, Mapping[str, str]] = {
     "phi3": _MERGED,
     "qwen2_moe": {**_QWEN_EXPERTS, **_SHARED_EXPERT},
     "glm4_moe": _GLM4_MOE,
+    "llama4_text": _LLAMA4,
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
     "gpt_oss": {**_QWEN_EXPERTS, **_GPT_OSS},

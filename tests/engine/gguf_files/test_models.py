@@ -54,6 +54,7 @@ _COHERE2 = {
     "layer_types": [f"{'full' if layer == 3 else 'sliding'}_attention" for layer in range(5)],
     "sliding_window": 6,
 }
+_LLAMA4 = {"no_rope_layers": [1, 1, 1, 0], "attention_chunk_size": 8192, "floor_scale": 8192}
 _YARN = {
     "rope_type": "yarn",
     "rope_theta": 1e4,
@@ -68,10 +69,12 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "cohere": {"use_qk_norm": True},
     "cohere2": _COHERE2,
     "glm4_moe": {"n_group": 1, "topk_group": 1, "attention_bias": True},
+    "llama4_text": _LLAMA4,
     "deepseek_v2": {"rope_parameters": _YARN},
     "deepseek_v3": {"rope_parameters": _YARN | {"beta_fast": 8.0}},
 }
 _WIDTHS: dict[str, dict[str, int]] = {
+    "llama4_text": {"intermediate_size": 64, "intermediate_size_mlp": 96},
     "qwen2_moe": {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 96},
     "glm4_moe": {"moe_intermediate_size": 64},
     "granitemoe": {"intermediate_size": 64},
@@ -104,6 +107,22 @@ _SHAPES: dict[str, dict[str, Any]] = {
 def test_logits_are_those_of_the_checkpoint(kind: str, make_checkpoint: Make, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(kind, **_CONFIGS.get(kind, {}))
     write_gguf(checkpoint, tmp_path / "model.gguf", shape=_SHAPES.get(kind))
+    found = logits(folder_of(tmp_path / "model.gguf", tmp_path / "cache", with_tokenizer=True))
+    torch.testing.assert_close(found, logits(checkpoint), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama4_text"])
+def test_frequencies_are_divided_as_the_file_says(kind: str, make_checkpoint: Make, tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 1e4,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    checkpoint = make_checkpoint(kind, **_CONFIGS.get(kind, {}), rope_parameters=rope)
+    write_gguf(checkpoint, tmp_path / "model.gguf")
     found = logits(folder_of(tmp_path / "model.gguf", tmp_path / "cache", with_tokenizer=True))
     torch.testing.assert_close(found, logits(checkpoint), rtol=1e-4, atol=1e-4)
 
@@ -142,7 +161,8 @@ def test_what_a_kind_does_not_run_is_one_line(
     assert "\n" not in str(error.value)
 
 
-_IN_BLOCKS = ["phi3", "granite", "cohere", "qwen2_moe", "glm4_moe", "granitemoe", "gpt_oss", "deepseek_v3"]
+_IN_BLOCKS = ["phi3", "granite", "cohere", "qwen2_moe", "glm4_moe", "granitemoe", "gpt_oss"]
+_IN_BLOCKS += ["deepseek_v3", "llama4_text"]
 
 
 @pytest.mark.parametrize("kind", _IN_BLOCKS)
