@@ -15,7 +15,7 @@ from pagefleet_kernels.native.attention import DTYPES
 from pagefleet_kernels.native.blocks import KINDS, decode_blocks
 from pagefleet_kernels.native.library import Library
 from pagefleet_protocol.model_config.fields import ModelConfigError
-from pagefleet_protocol.model_config.gguf_config import head_dim, is_tied, model_kind, num_experts
+from pagefleet_protocol.model_config.gguf_config import head_dim, is_tied, model_kind, num_stacked
 from pagefleet_protocol.model_config.gguf_names import OurTensor, our_tensors
 from torch import Tensor
 
@@ -100,12 +100,12 @@ def gguf_sources(folder: Path, raw: Collection[str] = (), native: Library | None
         return []
     model = read_gguf(Path(os.readlink(first)) if first.is_symlink() else first)
     try:
-        kind, own_head_dim, experts = model_kind(model), head_dim(model), num_experts(model)
+        kind, own_head_dim, stacked = model_kind(model), head_dim(model), num_stacked(model)
     except ModelConfigError as error:
         raise ModelLoadError(str(error)) from None
     held: dict[Path, dict[str, _Held]] = {path: {} for path in model.files}
     for name, tensor in model.tensors.items():
-        ours = our_tensors(kind, name, experts, tied=is_tied(model))
+        ours = our_tensors(kind, name, stacked, tied=is_tied(model))
         if ours is None:
             raise ModelLoadError(
                 f"{tensor.path}: no place in a model of the kind {kind} for {name[:80]!a}: give another file"

@@ -33,6 +33,7 @@ _KINDS = {
     "gpt-oss": "gpt_oss",
     "deepseek2": "deepseek_v2",
     "llama4": "llama4_text",
+    "gemma3n": "gemma3n_text",
 }
 """`general.architecture` and our `model_type`; some metadata makes it another, see `model_kind`."""
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
@@ -58,6 +59,8 @@ _MAY_HAVE_BIASES = ("llama", "granite", "granitemoe", "cohere", "olmo2", "olmoe"
 _ROTATE_IN_PART = ("phi3", "glm4_moe")
 _LATENT = ("deepseek_v2", "deepseek_v3")
 _EMBEDDING = "token_embd.weight"
+_TABLES = (_EMBEDDING, "per_layer_token_embd.weight")
+"""Of which rows are looked up: they become numbers."""
 _TYPES = {"F32": "float32", "F16": "float16"}
 
 
@@ -91,20 +94,21 @@ def head_dim(model: GgufModel) -> int:
     return fields.count("attention.key_length_mla", dim)
 
 
-def num_experts(model: GgufModel) -> int:
-    """In a layer, as every stack of them has; 0: there are none.
+def num_stacked(model: GgufModel) -> int:
+    """Matrices that every stack has: of a layer's experts, or of the versions of Gemma 3n's stream but the first.
 
     Raises:
         ModelConfigError: the file does not say, or a stack has another number.
     """
     fields = GgufFields(model)
-    count = fields.count("expert_count", 0, low=0)
+    told, less = ("altup.num_inputs", 1) if fields.has("altup.num_inputs") else ("expert_count", 0)
+    count = fields.count(told, 0, low=less)
     if count > _MOST_EXPERTS:
-        raise fields.refusal("expert_count", f"is {count}, and up to {_MOST_EXPERTS} are run")
+        raise fields.refusal(told, f"is {count}, and up to {_MOST_EXPERTS} are run")
     for name, tensor in model.tensors.items():
-        if "_exps." in name and tensor.shape[0] != count:
-            raise fields.refusal("expert_count", f"is {count}, and {name[:40]!a} has {tensor.shape[0]}")
-    return count
+        if ("_exps." in name or name.startswith("altup_")) and tensor.shape[0] != count - less:
+            raise fields.refusal(told, f"is {count}, and {name[:40]!a} has {tensor.shape[0]}")
+    return count - less
 
 
 def is_tied(model: GgufModel) -> bool:
@@ -124,7 +128,7 @@ def hf_config(model: GgufModel, factors: Mapping[str, Sequence[float]]) -> dict[
     if embedding is None:
         raise ModelConfigError(f"{fields.source} has no token_embd.weight, as every model has: download it again")
     first = model.tensors.get("blk.0.attn_output.weight")
-    num_experts(model)  # which stacks have to have
+    num_stacked(model)  # which stacks have to have
     config: dict[str, Any] = {
         "model_type": kind,
         "vocab_size": embedding.shape[0],
@@ -156,20 +160,21 @@ def hf_config(model: GgufModel, factors: Mapping[str, Sequence[float]]) -> dict[
 
 
 def _quantized(kind: str, model: GgufModel) -> dict[str, list[str]]:
-    """The linear layers that lie in blocks, by type; all experts by one expression."""
+    """The linear layers that lie in blocks, by type; all of a stack by one expression."""
     found: dict[str, list[str]] = {}
     stacks: dict[str, list[str]] = {}
     for name, tensor in model.tensors.items():
         if tensor.type.numbers == 1 or len(tensor.shape) < 2:
             continue
-        found_there = our_tensors(kind, name, 1, tied=is_tied(model)) or ()  # the first expert stands for all
-        for ours in found_there[1:] if name == _EMBEDDING else found_there:
+        found_there = our_tensors(kind, name, 1, tied=is_tied(model)) or ()  # the first of a stack stands for all
+        for ours in found_there[1:] if name in _TABLES else found_there:
             layer = ours.name.rpartition(".")[0]
             if ours.expert is None:
                 found.setdefault(tensor.type.name, []).append(layer)
             else:
-                before, _, after = layer.rpartition(".0.")
-                stacks.setdefault(tensor.type.name, []).append(rf"{re.escape(before)}\.\d+\.{re.escape(after)}")
+                before, _, after = f"{layer}.".rpartition(".0.")
+                expression = rf"{re.escape(before)}\.\d+{re.escape(f'.{after}'.rstrip('.'))}"
+                stacks.setdefault(tensor.type.name, []).append(expression)
     for of_type, stack in stacks.items():
         found.setdefault(of_type, []).insert(0, f"re:({'|'.join(stack)})$")
     return found
@@ -220,7 +225,7 @@ def kept_bytes(model: GgufModel) -> tuple[int, int]:
         blocks = count // tensor.type.numbers
         if name == _EMBEDDING and is_tied(model):
             on_cpu += blocks * own[0] if own is not None else 2 * count
-        is_matrix = len(tensor.shape) > 1 and name != _EMBEDDING
+        is_matrix = len(tensor.shape) > 1 and name not in _TABLES
         cpu, gpu = own if own is not None and is_matrix else (None, None)
         on_cpu += blocks * cpu if cpu is not None else 2 * count
         on_gpu += blocks * gpu if gpu is not None else 2 * count

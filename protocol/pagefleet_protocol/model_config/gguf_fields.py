@@ -71,6 +71,13 @@ class GgufFields:
             raise self.refusal(name, "is missing or no number")
         return float(value)
 
+    def numbers(self, name: str, length: int) -> list[Any]:
+        """An array of so many numbers or flags."""
+        value = self._found(name)
+        if not isinstance(value, memoryview) or len(value) != length:
+            raise self.refusal(name, f"is no list of {length}")
+        return value.tolist()
+
     def flag(self, name: str, default: bool) -> bool:
         value = self._found(name)
         return value if isinstance(value, bool) else default

@@ -6,6 +6,7 @@ Source: llama.cpp's converter, and what it takes for granted where it reads a ki
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from statistics import NormalDist
 from typing import Any
 
 from pagefleet_protocol.model_config.gguf_fields import GgufFields, GgufModel
@@ -200,6 +201,29 @@ def _deepseek(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -
     return found
 
 
+def _gemma3n(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The share of gates that is cut off is stated as how many deviations that is over the mean."""
+    layers = config["num_hidden_layers"]
+    deviations = fields.numbers("activation_sparsity_scale", layers)
+    found: dict[str, Any] = {
+        "vocab_size_per_layer_input": _rows(model, "per_layer_token_embd.weight"),
+        "hidden_size_per_layer_input": fields.count("embedding_length_per_layer_input"),
+        "altup_num_inputs": fields.count("altup.num_inputs"),
+        "altup_active_idx": fields.count("altup.active_idx", low=0),
+        "num_kv_shared_layers": fields.count("attention.shared_kv_layers", low=0),
+        "laurel_rank": _rows(model, "blk.0.laurel_l.weight"),
+        "activation_sparsity_pattern": [NormalDist().cdf(deviation) for deviation in deviations],
+        "sliding_window": fields.count("attention.sliding_window"),
+        "final_logit_softcapping": fields.number("final_logit_softcapping", 30.0),
+        "rope_theta": fields.number("rope.freq_base", 1_000_000.0),
+        "rope_local_base_freq": fields.number("rope.freq_base_swa", 10_000.0),
+    }
+    if fields.has("attention.sliding_window_pattern"):
+        windows = fields.numbers("attention.sliding_window_pattern", layers)
+        found["layer_types"] = [f"{'sliding' if window else 'full'}_attention" for window in windows]
+    return found
+
+
 def _llama4(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
     """What a file leaves out (chunks, layers that do not rotate, growth of queries) is as our defaults are."""
     count = fields.count("expert_count")
@@ -249,6 +273,7 @@ _READERS: Mapping[str, Callable[[GgufModel, GgufFields, Mapping[str, Any]], dict
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
     "llama4_text": _llama4,
+    "gemma3n_text": _gemma3n,
     "cohere": _cohere,
     "cohere2": _cohere2,
     "olmo2": _olmo2,

@@ -86,6 +86,25 @@ _LLAMA4 = {
     **{f"ffn_{part}_exps": f"feed_forward.experts.{{}}.{part}_proj" for part in _MLP},
     **{f"ffn_{part}_shexp": f"feed_forward.shared_expert.{part}_proj" for part in _MLP},
 }
+_GEMMA3N = {
+    **_NORMS_AROUND,
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+    "altup_proj": "model.altup_projections.{}",
+    "altup_unembd_proj": "model.altup_unembed_projections.{}",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "altup_correct_coef": "altup.correction_coefs",
+    "altup_correct_scale": "altup.correct_output_scale",
+    "altup_predict_coef": "altup.prediction_coefs",
+    "altup_router": "altup.modality_router",
+    "altup_router_norm": "altup.router_norm",
+    "laurel_l": "laurel.linear_left",
+    "laurel_r": "laurel.linear_right",
+    "laurel_post_norm": "laurel.post_laurel_norm",
+}
 _MERGED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _OF_KINDS: Mapping[str, Mapping[str, str]] = {
     "llama": {},
@@ -106,12 +125,14 @@ _OF_KINDS: Mapping[str, Mapping[str, str]] = {
     "qwen2_moe": {**_QWEN_EXPERTS, **_SHARED_EXPERT},
     "glm4_moe": _GLM4_MOE,
     "llama4_text": _LLAMA4,
+    "gemma3n_text": _GEMMA3N,
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
     "gpt_oss": {**_QWEN_EXPERTS, **_GPT_OSS},
 }
+_UNIT_MORE = ("gemma", "gemma2", "gemma3_text")
 _IN_TURNS = ("llama", "mixtral", "granite", "granitemoe")
-_WITHOUT_SUFFIX = ("exp_probs_b", "attn_sinks")
+_WITHOUT_SUFFIX = ("exp_probs_b", "attn_sinks", "altup_correct_scale")
 """Parts whose name here does not say whether they are weights or biases."""
 _DRAFTING = re.compile(r"blk\.\d+\.nextn\.")
 _TENSOR = re.compile(r"(?:blk\.(\d+)\.)?([a-z0-9_]+)\.(weight|bias)")
@@ -132,12 +153,12 @@ class OurTensor(NamedTuple):
     """A matrix of one row, which the file may have as a vector."""
 
 
-def our_tensors(model_type: str, name: str, num_experts: int, *, tied: bool) -> list[OurTensor] | None:
+def our_tensors(model_type: str, name: str, num_stacked: int, *, tied: bool) -> list[OurTensor] | None:
     """What the tensor `name` of a model of the kind is here, nothing where it is no weight; None: its name is unknown.
 
-    A stack of experts is `num_experts` of them; the embedding is the head too where they are `tied`.
+    A stack is `num_stacked` matrices; the embedding is the head too where they are `tied`.
     llama.cpp rotates neighbours of Llama's and Granite's heads, and so its files have them side by side; and norms of
-    Gemma with the one in them that a checkpoint leaves out.
+    Gemma up to 3 with the one in them that a checkpoint leaves out.
     """
     if name in _NOT_WEIGHTS or _DRAFTING.match(name):
         return []
@@ -145,7 +166,7 @@ def our_tensors(model_type: str, name: str, num_experts: int, *, tied: bool) -> 
     if found is None:
         return None
     layer, part, kind = found.groups()
-    ours = _OUTER.get(part) if layer is None else {**_LAYER, **_OF_KINDS[model_type]}.get(part)
+    ours = {**(_OUTER if layer is None else _LAYER), **_OF_KINDS[model_type]}.get(part)
     if ours is None:
         return None
     full = ours if layer is None else f"model.layers.{layer}.{ours}"
@@ -154,8 +175,8 @@ def our_tensors(model_type: str, name: str, num_experts: int, *, tied: bool) -> 
     if "{}" in full and kind == "bias":  # of all experts in one
         return [OurTensor(f"{full.replace('.{}', '').removesuffix('.bias')}_bias")]
     if "{}" in full:
-        return [OurTensor(full.format(expert), expert) for expert in range(num_experts)]
+        return [OurTensor(full.format(expert), expert) for expert in range(num_stacked)]
     in_turns = model_type in _IN_TURNS and part in ("attn_q", "attn_k")
-    less_one = model_type.startswith("gemma") and "norm" in part
+    less_one = model_type in _UNIT_MORE and "norm" in part
     own = OurTensor(full, None, in_turns, less_one, part == "ffn_gate_inp_shexp")
     return [own, OurTensor(f"{HEAD}.{kind}")] if tied and part == "token_embd" else [own]

@@ -27,7 +27,8 @@ from pagefleet_kernels.native.library import Library
 from torch import Tensor
 
 from tests.fakes.dense_attention import DenseSequence, DenseStep
-from tests.fakes.gguf_files import ARCHITECTURES, Type, write_gguf
+from tests.fakes.gguf_files import Type, write_gguf
+from tests.fakes.gguf_tensors import ARCHITECTURES
 from tests.fakes.native_kernels import experts_one_by_one, native_library
 from tests.fakes.paged_step import paged_step
 
@@ -74,6 +75,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"rope_parameters": _YARN | {"beta_fast": 8.0}},
 }
 _WIDTHS: dict[str, dict[str, int]] = {
+    "gemma3n_text": {"laurel_rank": 32, "hidden_size_per_layer_input": 32},
     "llama4_text": {"intermediate_size": 64, "intermediate_size_mlp": 96},
     "qwen2_moe": {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 96},
     "glm4_moe": {"moe_intermediate_size": 64},
@@ -148,6 +150,9 @@ def test_maps_from_latents_may_be_one_tensor(make_checkpoint: Make, tmp_path: Pa
         ("deepseek_v3", {"expert_gating_func": 4}, "expert_gating_func is 4, and 1"),
         ("deepseek_v3", {"attention.temperature_scale": 0.1}, "asks for queries that grow"),
         ("deepseek_v3", {"expert_count": None}, "expert_count is 0, and"),
+        ("gemma3n_text", {"altup.num_inputs": 4}, "altup.num_inputs is 4, and 'altup_"),
+        ("gemma3n_text", {"activation_sparsity_scale": [0.0]}, "activation_sparsity_scale is no list of 5"),
+        ("gemma3n_text", {"attention.shared_kv_layers": None}, "attention.shared_kv_layers is missing"),
     ],
 )
 def test_what_a_kind_does_not_run_is_one_line(
@@ -162,7 +167,7 @@ def test_what_a_kind_does_not_run_is_one_line(
 
 
 _IN_BLOCKS = ["phi3", "granite", "cohere", "qwen2_moe", "glm4_moe", "granitemoe", "gpt_oss"]
-_IN_BLOCKS += ["deepseek_v3", "llama4_text"]
+_IN_BLOCKS += ["deepseek_v3", "llama4_text", "gemma3n_text"]
 
 
 @pytest.mark.parametrize("kind", _IN_BLOCKS)
@@ -177,7 +182,7 @@ def test_layers_in_blocks_are_found_by_their_names(kind: str, make_checkpoint: M
     of_types = {rule.scheme for rule in schemes.rules}
     assert of_types == {BlockScheme(("Q8_0",))}
     named = [name.removesuffix(".weight") for name in gguf_sources(folder)[0].names if "_proj" in name]
-    assert {schemes.scheme([name]) for name in named if "bias" not in name} == of_types
+    assert {schemes.scheme([name]) for name in named if not name.endswith(("bias", "norm"))} == of_types
     # Random weights this wide, and choices of experts, make much of the rounding of inputs.
     found, expected = logits(folder, native=native_library()), logits(folder)
     assert not torch.equal(found, expected)

@@ -1,0 +1,202 @@
+"""What llama.cpp's converter makes of a checkpoint's tensors: other names, and some in another order or in parts."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "granite": "granite",
+    "cohere": "command-r",
+    "cohere2": "cohere2",
+    "olmo2": "olmo2",
+    "olmoe": "olmoe",
+    "phi3": "phi3",
+    "qwen2_moe": "qwen2moe",
+    "glm4_moe": "glm4moe",
+    "granitemoe": "granitemoe",
+    "gpt_oss": "gpt-oss",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "llama4_text": "llama4",
+    "gemma3n_text": "gemma3n",
+}
+_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    **{
+        f"{shared}.{part}_proj": f"ffn_{part}_shexp"
+        for shared in ("mlp.shared_expert", "mlp.shared_experts", "feed_forward.shared_expert")
+        for part in ("gate", "up", "down")
+    },
+    **{f"feed_forward.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
+    "feed_forward.router": "ffn_gate_inp",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
+    "block_sparse_moe.router.layer": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+    "altup.correction_coefs": "altup_correct_coef",
+    "altup.prediction_coefs": "altup_predict_coef",
+    "altup.modality_router": "altup_router",
+    "altup.router_norm": "altup_router_norm",
+    "laurel.linear_left": "laurel_l",
+    "laurel.linear_right": "laurel_r",
+    "laurel.post_laurel_norm": "laurel_post_norm",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
+}
+_WITHOUT_SUFFIX = {
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "self_attn.sinks": "attn_sinks.weight",
+    "altup.correct_output_scale": "altup_correct_scale.weight",
+}
+_OUTER = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
+    "model.altup_projections": "altup_proj",
+    "model.altup_unembed_projections": "altup_unembd_proj",
+}
+_AROUND = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_AFTER = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+_NORMS = {
+    "gemma2": _AROUND,
+    "gemma3_text": _AROUND,
+    "gemma3n_text": _AROUND,
+    "olmo2": _AFTER,
+    "glm4_moe": _AFTER,
+    "gpt_oss": _AFTER,
+}
+_EXPERTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
+_ROTATED = ("llama", "granite", "granitemoe")
+_LESS_ONE = ("gemma", "gemma2", "gemma3_text")
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+
+
+def tensors_of(
+    config: Mapping[str, Any], stored: Mapping[str, np.ndarray], *, whole_maps: bool
+) -> dict[str, np.ndarray]:
+    """The file's tensors, by name; `whole_maps`: see write_gguf."""
+    found: dict[str, np.ndarray] = {}
+    stacks: defaultdict[str, list[np.ndarray]] = defaultdict(list)
+    for name, numbers in stored.items():
+        for own, part in _placed(config, name, numbers, whole_maps=whole_maps):
+            is_one_of_many = part.ndim == 2 and ("_exps.weight" in own or own.startswith("altup_"))
+            if is_one_of_many:
+                stacks[own].append(part)
+            else:
+                found[own] = np.ascontiguousarray(part)
+    layers, reading = config["num_hidden_layers"], config.get("num_kv_shared_layers", 0)
+    for number in range(layers - reading, layers):  # they have what nobody reads, as published
+        for kind in ("attn_k", "attn_v", "attn_k_norm"):
+            found[f"blk.{number}.{kind}.weight"] = found[f"blk.0.{kind}.weight"] + np.float32(1)
+    return found | {name: np.stack(each) for name, each in stacks.items()}
+
+
+def _placed(
+    config: Mapping[str, Any], name: str, numbers: np.ndarray, *, whole_maps: bool
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Names there, and the numbers of each."""
+    kind = config["model_type"]
+    if kind in _LESS_ONE and name.endswith("norm.weight"):
+        numbers = numbers + np.float32(1)
+    in_layer = _LAYER.fullmatch(name)
+    if in_layer is None:
+        outer, _, last = name.rpartition(".")
+        yield f"{_OUTER.get(outer) or _OUTER[outer.rpartition('.')[0]]}.{last}", numbers
+        return
+    layer, rest = in_layer.groups()
+    parts = _of_stack(rest, numbers)
+    if rest == "self_attn.kv_b_proj.weight" and not whole_maps:
+        by_head = numbers.reshape(config["num_attention_heads"], -1, config["kv_lora_rank"])
+        keys, values = np.split(by_head, [config["qk_nope_head_dim"]], 1)
+        parts = {"attn_k_b.weight": keys.swapaxes(1, 2), "attn_v_b.weight": values}
+    if not parts:
+        parts = {_name_of(kind, rest): numbers}
+        if kind in ("mistral", "mixtral", *_ROTATED) and rest.startswith(("self_attn.q_proj", "self_attn.k_proj")):
+            head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+            parts = {own: _in_turns(one, head_dim) for own, one in parts.items()}
+    yield from ((f"blk.{layer}.{own}", part) for own, part in parts.items())
+
+
+def _name_of(kind: str, rest: str) -> str:
+    """Of what a layer has as it is."""
+    names = {**_NAMES, **_NORMS.get(kind, {})}
+    part, _, last = rest.rpartition(".")
+    if ".experts." in part:
+        return f"ffn_{_EXPERTS[part.rpartition('.')[2]]}_exps.{last}"
+    if rest in _WITHOUT_SUFFIX:
+        return _WITHOUT_SUFFIX[rest]
+    return f"{names[part]}.{last}"
+
+
+def _of_stack(name: str, numbers: np.ndarray) -> dict[str, np.ndarray]:
+    """Of a tensor that has the matrices of all experts, or their biases. Nothing of others."""
+    found: dict[str, np.ndarray] = {}
+    match name.removeprefix("mlp.experts.").removeprefix("block_sparse_moe."):
+        case "feed_forward.experts.gate_up_proj":
+            found = _gate_and_up(numbers.swapaxes(1, 2))
+        case "gate_up_proj":
+            by_rows = numbers.swapaxes(1, 2)
+            found = {"ffn_gate_exps.weight": by_rows[:, ::2], "ffn_up_exps.weight": by_rows[:, 1::2]}
+        case "gate_up_proj_bias":
+            found = {"ffn_gate_exps.bias": numbers[:, ::2], "ffn_up_exps.bias": numbers[:, 1::2]}
+        case "down_proj" | "feed_forward.experts.down_proj":
+            found = {"ffn_down_exps.weight": numbers.swapaxes(1, 2)}
+        case "down_proj_bias":
+            found = {"ffn_down_exps.bias": numbers}
+        case "input_linear.weight":
+            found = _gate_and_up(numbers)
+        case "output_linear.weight":
+            found = {"ffn_down_exps.weight": numbers}
+    return found
+
+
+def _gate_and_up(numbers: np.ndarray) -> dict[str, np.ndarray]:
+    gate, up = np.split(numbers, 2, 1)
+    return {"ffn_gate_exps.weight": gate, "ffn_up_exps.weight": up}
+
+
+def _in_turns(numbers: np.ndarray, head_dim: int) -> np.ndarray:
+    """Rows of a head's halves side by side."""
+    halves = numbers.reshape(-1, 2, head_dim // 2, *numbers.shape[1:])
+    return halves.swapaxes(1, 2).reshape(numbers.shape)
