@@ -30,7 +30,7 @@ def write_gguf(
     types: Mapping[str, Type] | None = None,
     shape: Mapping[str, Any] | None = None,
     others: Mapping[str, Any] | None = None,
-    whole_maps: bool = False,
+    older: bool = False,
 ) -> None:
     """Write the model in `folder`.
 
@@ -41,7 +41,7 @@ def write_gguf(
         types: of some, by a part of their names.
         shape: metadata of the architecture, in place of what config.json says, or more.
         others: more metadata.
-        whole_maps: from latents, for keys and values in one tensor, as older files have them.
+        older: as files were once: maps from latents to keys and values in one tensor, and Phi 2's three projections.
     """
     config = json.loads((folder / "config.json").read_text())
     kind = config["model_type"]
@@ -59,7 +59,7 @@ def write_gguf(
     for name, values in factors.items():
         if values:
             writer.add_tensor(name, np.array(values, np.float32), raw_dtype=Type.F32)
-    for name, numbers in tensors_of(config, _weights(folder), whole_maps=whole_maps).items():
+    for name, numbers in tensors_of(config, _weights(folder), older=older).items():
         own = [kind for part, kind in (types or {}).items() if part in name]
         wanted = (own or [matrices])[0] if numbers.ndim > 1 and not _STAY.search(name) else Type.F32
         writer.add_tensor(name, quantize(numbers, wanted), raw_dtype=wanted)
@@ -82,6 +82,7 @@ def _metadata(config: Mapping[str, Any]) -> dict[str, Any]:
     """Of the architecture; None where a model has none of it."""
     kind, rope = config["model_type"], config.get("rope_parameters") or {}
     is_llama4 = kind == "llama4_text"
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     return (
         {
             "block_count": config["num_hidden_layers"],
@@ -92,6 +93,9 @@ def _metadata(config: Mapping[str, Any]) -> dict[str, Any]:
             "attention.head_count_kv": config["num_key_value_heads"],
             "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
             "attention.layer_norm_epsilon": config.get("layer_norm_eps"),
+            "rope.dimension_count": int(rope["partial_rotary_factor"] * head_dim)
+            if "partial_rotary_factor" in rope
+            else None,
             "rope.freq_base": float((rope.get("full_attention") or rope).get("rope_theta", 10_000.0)),
             "expert_count": config.get("num_local_experts")
             or config.get("num_experts")

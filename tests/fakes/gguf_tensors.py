@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -33,6 +34,7 @@ ARCHITECTURES = {
     "deepseek_v3": "deepseek2",
     "llama4_text": "llama4",
     "gemma3n_text": "gemma3n",
+    "phi": "phi2",
 }
 _NAMES = {
     "input_layernorm": "attn_norm",
@@ -70,6 +72,9 @@ _NAMES = {
     "laurel.linear_left": "laurel_l",
     "laurel.linear_right": "laurel_r",
     "laurel.post_laurel_norm": "laurel_post_norm",
+    "self_attn.dense": "attn_output",
+    "mlp.fc1": "ffn_up",
+    "mlp.fc2": "ffn_down",
     "self_attn.q_a_proj": "attn_q_a",
     "self_attn.q_a_layernorm": "attn_q_a_norm",
     "self_attn.q_b_proj": "attn_q_b",
@@ -85,6 +90,7 @@ _WITHOUT_SUFFIX = {
 _OUTER = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
+    "model.final_layernorm": "output_norm",
     "lm_head": "output",
     "model.embed_tokens_per_layer": "per_layer_token_embd",
     "model.per_layer_model_projection": "per_layer_model_proj",
@@ -112,19 +118,21 @@ _LESS_ONE = ("gemma", "gemma2", "gemma3_text")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
-def tensors_of(
-    config: Mapping[str, Any], stored: Mapping[str, np.ndarray], *, whole_maps: bool
-) -> dict[str, np.ndarray]:
-    """The file's tensors, by name; `whole_maps`: see write_gguf."""
+def tensors_of(config: Mapping[str, Any], stored: Mapping[str, np.ndarray], *, older: bool) -> dict[str, np.ndarray]:
+    """The file's tensors, by name; `older`: see write_gguf."""
     found: dict[str, np.ndarray] = {}
     stacks: defaultdict[str, list[np.ndarray]] = defaultdict(list)
     for name, numbers in stored.items():
-        for own, part in _placed(config, name, numbers, whole_maps=whole_maps):
+        for own, part in _placed(config, name, numbers, older=older):
             is_one_of_many = part.ndim == 2 and ("_exps.weight" in own or own.startswith("altup_"))
             if is_one_of_many:
                 stacks[own].append(part)
             else:
                 found[own] = np.ascontiguousarray(part)
+    if older and config["model_type"] == "phi":
+        for number, kind in itertools.product(range(config["num_hidden_layers"]), ("weight", "bias")):
+            parts = [found.pop(f"blk.{number}.attn_{part}.{kind}") for part in "qkv"]
+            found[f"blk.{number}.attn_qkv.{kind}"] = np.concatenate(parts)
     layers, reading = config["num_hidden_layers"], config.get("num_kv_shared_layers", 0)
     for number in range(layers - reading, layers):  # they have what nobody reads, as published
         for kind in ("attn_k", "attn_v", "attn_k_norm"):
@@ -133,7 +141,7 @@ def tensors_of(
 
 
 def _placed(
-    config: Mapping[str, Any], name: str, numbers: np.ndarray, *, whole_maps: bool
+    config: Mapping[str, Any], name: str, numbers: np.ndarray, *, older: bool
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Names there, and the numbers of each."""
     kind = config["model_type"]
@@ -146,7 +154,7 @@ def _placed(
         return
     layer, rest = in_layer.groups()
     parts = _of_stack(rest, numbers)
-    if rest == "self_attn.kv_b_proj.weight" and not whole_maps:
+    if rest == "self_attn.kv_b_proj.weight" and not older:
         by_head = numbers.reshape(config["num_attention_heads"], -1, config["kv_lora_rank"])
         keys, values = np.split(by_head, [config["qk_nope_head_dim"]], 1)
         parts = {"attn_k_b.weight": keys.swapaxes(1, 2), "attn_v_b.weight": values}

@@ -137,6 +137,8 @@ class ModelArch:
     """None: the residual stream is one."""
     layer_norms: LayerNorms = "before"
     """Where layers normalise, in families that leave it to the configuration."""
+    merged_qkv: bool = False
+    """Queries, keys and values are one matrix in the checkpoint, in families whose checkpoints differ."""
     clip_qkv: float | None = None
     """Bounds queries, keys and values."""
     alibi_slopes: tuple[float, ...] = ()

@@ -18,7 +18,12 @@ from pagefleet_engine.models.names import Names
 def read(shape: ModelShape) -> ModelArch:
     """The head has a bias, too."""
     shape.fields.must_be_unset("qk_layernorm")
-    return replace(read_shared(shape, eps_field="layer_norm_eps"), mlp_gate=False, head_bias=True)
+    return replace(
+        read_shared(shape, eps_field="layer_norm_eps"),
+        mlp_gate=False,
+        head_bias=True,
+        merged_qkv=shape.fields.flag("merged_qkv", False),  # in GGUF of the first files
+    )
 
 
 def build(arch: ModelArch, placement: Placement) -> DecoderModel:
@@ -29,6 +34,7 @@ def build(arch: ModelArch, placement: Placement) -> DecoderModel:
         qkv_bias=True,
         output_bias=True,
         mlp_bias=True,
+        merged_in_checkpoint=arch.merged_qkv,
         names=Names(norm="model.final_layernorm", output="dense", up="fc1", down="fc2"),
     )
     return DecoderModel(arch, traits, placement)

@@ -34,6 +34,7 @@ _KINDS = {
     "deepseek2": "deepseek_v2",
     "llama4": "llama4_text",
     "gemma3n": "gemma3n_text",
+    "phi2": "phi",
 }
 """`general.architecture` and our `model_type`; some metadata makes it another, see `model_kind`."""
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
@@ -56,7 +57,7 @@ KEPT: Mapping[str, tuple[int, int | None]] = {
 """Bytes that a block of a matrix takes on a CPU and on a GPU; None: its numbers become floats."""
 _MOST_EXPERTS = 1 << 12
 _MAY_HAVE_BIASES = ("llama", "granite", "granitemoe", "cohere", "olmo2", "olmoe", "glm4_moe")
-_ROTATE_IN_PART = ("phi3", "glm4_moe")
+_ROTATE_IN_PART = ("phi3", "glm4_moe", "phi")
 _LATENT = ("deepseek_v2", "deepseek_v3")
 _EMBEDDING = "token_embd.weight"
 _TABLES = (_EMBEDDING, "per_layer_token_embd.weight")

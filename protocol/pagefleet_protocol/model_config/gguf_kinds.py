@@ -22,6 +22,8 @@ _LLAMA4_WITHOUT_NORMS = 128
 _SIGMOID = 2
 _YARN_LOG = 0.1
 """What llama.cpp's multiplier of the logarithm has in it, and YaRN's formula has beside it."""
+_LAYER_NORM_EPS = {"cohere": "layer_norm_eps", "cohere2": "layer_norm_eps", "phi": "layer_norm_eps"}
+"""What kinds with LayerNorm call its epsilon."""
 _RMS, _LAYER_NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 
 
@@ -32,8 +34,8 @@ def of_kind(model_type: str, model: GgufModel, fields: GgufFields, config: Mappi
         ModelConfigError: something is missing, or is not run.
     """
     found = _READERS[model_type](model, fields, config)
-    eps = "layer_norm_eps" if model_type.startswith("cohere") else "rms_norm_eps"
-    return {eps: fields.number(_LAYER_NORM if eps == "layer_norm_eps" else _RMS)} | found
+    eps = _LAYER_NORM_EPS.get(model_type)
+    return {eps or "rms_norm_eps": fields.number(_LAYER_NORM if eps else _RMS)} | found
 
 
 def num_layers(fields: GgufFields) -> int:
@@ -166,6 +168,10 @@ def _phi3(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> di
     }
 
 
+def _phi(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"merged_qkv": "blk.0.attn_qkv.weight" in model.tensors}
+
+
 def _glm4_moe(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
     return _experts_and_shared(fields) | {
         "norm_topk_prob": fields.flag("expert_weights_norm", True),
@@ -279,6 +285,7 @@ _READERS: Mapping[str, Callable[[GgufModel, GgufFields, Mapping[str, Any]], dict
     "olmo2": _olmo2,
     "olmoe": _olmoe,
     "phi3": _phi3,
+    "phi": _phi,
     "glm4_moe": _glm4_moe,
     "gpt_oss": _gpt_oss,
 }

@@ -106,6 +106,13 @@ _GEMMA3N = {
     "laurel_post_norm": "laurel.post_laurel_norm",
 }
 _MERGED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+_PHI = {
+    "output_norm": "model.final_layernorm",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.dense",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}
 _OF_KINDS: Mapping[str, Mapping[str, str]] = {
     "llama": {},
     "mixtral": _MIXTRAL_EXPERTS,
@@ -122,6 +129,7 @@ _OF_KINDS: Mapping[str, Mapping[str, str]] = {
     "olmo2": _NORMS_AFTER,
     "olmoe": _QWEN_EXPERTS,
     "phi3": _MERGED,
+    "phi": _PHI,
     "qwen2_moe": {**_QWEN_EXPERTS, **_SHARED_EXPERT},
     "glm4_moe": _GLM4_MOE,
     "llama4_text": _LLAMA4,

@@ -129,17 +129,22 @@ def test_frequencies_are_divided_as_the_file_says(kind: str, make_checkpoint: Ma
     torch.testing.assert_close(found, logits(checkpoint), rtol=1e-4, atol=1e-4)
 
 
-def test_maps_from_latents_may_be_one_tensor(make_checkpoint: Make, tmp_path: Path) -> None:
-    """And heads be stated as they are: so files are from before llama.cpp computed with latents."""
-    checkpoint = make_checkpoint("deepseek_v2", **_CONFIGS["deepseek_v2"])
-    named = {
-        "attention.key_length": 40,
-        "attention.value_length": 20,
-        "attention.key_length_mla": None,
-        "attention.value_length_mla": None,
-        "expert_gating_func": None,
-    }
-    write_gguf(checkpoint, tmp_path / "model.gguf", shape=named, whole_maps=True)
+_HEADS_AS_THEY_ARE = {
+    "attention.key_length": 40,
+    "attention.value_length": 20,
+    "attention.key_length_mla": None,
+    "attention.value_length_mla": None,
+    "expert_gating_func": None,
+}
+
+
+@pytest.mark.parametrize(("kind", "shape"), [("deepseek_v2", _HEADS_AS_THEY_ARE), ("phi", {})])
+def test_a_file_as_older_converters_wrote_it(
+    kind: str, shape: dict[str, Any], make_checkpoint: Make, tmp_path: Path
+) -> None:
+    """DeepSeek's from before llama.cpp computed with latents; and Phi's with projections in one."""
+    checkpoint = make_checkpoint(kind, **_CONFIGS.get(kind, {}))
+    write_gguf(checkpoint, tmp_path / "model.gguf", shape=shape, older=True)
     found = logits(folder_of(tmp_path / "model.gguf", tmp_path / "cache", with_tokenizer=True))
     torch.testing.assert_close(found, logits(checkpoint), rtol=1e-4, atol=1e-4)
 
@@ -167,7 +172,7 @@ def test_what_a_kind_does_not_run_is_one_line(
 
 
 _IN_BLOCKS = ["phi3", "granite", "cohere", "qwen2_moe", "glm4_moe", "granitemoe", "gpt_oss"]
-_IN_BLOCKS += ["deepseek_v3", "llama4_text", "gemma3n_text"]
+_IN_BLOCKS += ["deepseek_v3", "llama4_text", "gemma3n_text", "phi"]
 
 
 @pytest.mark.parametrize("kind", _IN_BLOCKS)
