@@ -88,6 +88,27 @@ MATRICES = tuple(
 """Ends of the names of what is quantized."""
 
 
+def quark(weight: Mapping[str, Any], inputs: Mapping[str, Any] | None, **changes: Any) -> dict[str, Any]:
+    """Quark's words for FP8, per tensor and with fixed scales unless told otherwise."""
+    number = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False, "ch_axis": None, "symmetric": True}
+    everywhere = {
+        "weight": number | dict(weight),
+        "input_tensors": None if inputs is None else number | dict(inputs),
+        "output_tensors": None,
+        "bias": None,
+    }
+    return {
+        "quant_method": "quark",
+        "global_quant_config": everywhere,
+        "layer_quant_config": {},
+        "layer_type_quant_config": {},
+        "algo_config": None,
+        "softmax_quant_spec": None,
+        "exclude": ["lm_head"],
+        "export": {"kv_cache_group": [], "weight_format": "real_quantized", "pack_method": "reorder"},
+    } | changes
+
+
 def to_numbers(values: Tensor, kind: str) -> Tensor:
     """Nearest numbers of the format, in its type."""
     limit = _LARGEST[kind]

@@ -173,10 +173,12 @@ def fill_from_safetensors(
 
 
 def _name_in(stored: Collection[str], name: str) -> str:
-    """Where a checkpoint has a scale of K/V: by itself, or as ModelOpt does with the projection."""
+    """Where a checkpoint has a scale of K/V: by itself, or with the projection as ModelOpt does, and Quark."""
     layer, _, kind = name.rpartition(".")
-    within = f"{layer}.{kind[0]}_proj.{kind}" if kind in ("k_scale", "v_scale") else name
-    return within if within in stored else name
+    if kind not in ("k_scale", "v_scale"):
+        return name
+    within = (f"{layer}.{kind[0]}_proj.{own}" for own in (kind, "output_scale"))
+    return next((one for one in within if one in stored), name)
 
 
 def _zero_biases(files: Sequence[TensorSource], destinations: Mapping[str, Destination]) -> dict[str, Destination]:

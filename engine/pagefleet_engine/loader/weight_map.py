@@ -23,6 +23,7 @@ _IGNORABLE = (
     ".q_scale",
     ".k_scale",
     ".v_scale",
+    ".output_scale",
     ".g_idx",  # of layers that are elsewhere; one's own is looked at
     ".weight_shape",
     ".input_global_scale",  # of inputs in 4 bits, which are taken as they are

@@ -1,8 +1,8 @@
 """How a checkpoint is quantized, from the `quantization_config` of its config.json.
 
-Ten spellings are read: compressed-tensors (llm-compressor), `fp8` (DeepSeek, Qwen), `mxfp4` (gpt-oss), `awq`,
-`gptq`, `auto-round`, `fbgemm_fp8`, `modelopt`, `bitsandbytes`, and our own of GGUF. What cannot be computed as it was
-meant is refused, with what can.
+Eleven spellings are read: compressed-tensors (llm-compressor), `fp8` (DeepSeek, Qwen), `mxfp4` (gpt-oss), `awq`,
+`gptq`, `auto-round`, `fbgemm_fp8`, `modelopt`, `quark`, `bitsandbytes`, and our own of GGUF. What cannot be computed as
+it was meant is refused, with what can.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from pagefleet_engine.models.packed_config import (
     read_packed_group,
 )
 from pagefleet_engine.models.quantization_fields import layer_patterns, read_rounding, refusal
+from pagefleet_engine.models.quark_config import read_quark
 from pagefleet_engine.models.vendor_config import read_fbgemm, read_modelopt
 
 _FORMATS = ("float-quantized", "int-quantized", "naive-quantized")
@@ -72,6 +73,7 @@ def read_quantization(fields: ConfigFields) -> Quantization | None:
         "fbgemm_fp8": read_fbgemm,
         "modelopt": read_modelopt,
         "modelopt_fp4": read_modelopt,
+        "quark": read_quark,
         "bitsandbytes": read_bitsandbytes,
         **dict.fromkeys(AUTOROUND, read_autoround),
     }

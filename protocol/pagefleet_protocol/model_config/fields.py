@@ -204,6 +204,14 @@ class ConfigFields:
         outer = {field: self._values[field] for field in inherited if field in self._values}
         return ConfigFields({**outer, **value}, f"{self.source}: {name}")
 
+    def objects(self, name: str) -> list[ConfigFields]:
+        """A list of objects, or one alone; none when absent."""
+        value = self._get(name, [])
+        each = value if isinstance(value, list) else [value]
+        if not all(isinstance(one, dict) for one in each):
+            raise self._wrong(name, "a list of objects")
+        return [ConfigFields(one, f"{self.source}: {name}") for one in each]
+
     def section_names(self) -> list[str]:
         """Fields whose values are objects."""
         return [name for name, value in self._values.items() if isinstance(value, dict)]

@@ -7,6 +7,7 @@ from pagefleet_protocol.model_config.fields import ConfigFields, ModelConfigErro
 AUTOROUND = ("auto-round", "auto_round", "intel/auto-round")
 """Spellings of one method."""
 _STORED = {"fp8": "fp8", "gguf": "gguf", "mxfp4": "mxfp4", "awq": "int4", "fbgemm_fp8": "fp8", "modelopt_fp4": "fp4"}
+_QUARK = {"fp8_e4m3": "fp8"}
 _MODELOPT = {"FP8": "fp8", "NVFP4": "fp4", "FP8_PER_CHANNEL_PER_TOKEN": "fp8"}
 _OTHER_FORM = "choose the model in a form of compressed-tensors, AWQ or GPTQ, or quantize its float weights on load"
 _NOT_RUN = {
@@ -14,7 +15,6 @@ _NOT_RUN = {
     "deepspeedfp": ("DeepSpeedFP", f"{_OTHER_FORM} (--quantization fp8)"),
     "eetq": ("EETQ", f"{_OTHER_FORM} (--quantization int8)"),
     "hqq": ("HQQ", f"{_OTHER_FORM} (--quantization int8)"),
-    "quark": ("Quark", f"export it from Quark as fp8 or awq (custom_mode), or {_OTHER_FORM} (--quantization fp8)"),
     "torchao": ("torchao", f"{_OTHER_FORM} (--quantization int8 or fp8)"),
 }
 
@@ -32,7 +32,20 @@ def quant_method(section: ConfigFields) -> str:
     if method in _NOT_RUN:
         name, remedy = _NOT_RUN[method]
         raise ModelConfigError(f"{section.source}: {name} (quant_method {method}) is not run: {remedy}")
+    if method == "quark" and (number := _quark_number(section)) not in _QUARK:
+        raise ModelConfigError(
+            f"{section.source}: Quark (quant_method quark) of {number} is not run, only fp8_e4m3: export it so, or "
+            f"as awq (custom_mode), or {_OTHER_FORM} (--quantization fp8)"
+        )
     return method
+
+
+def _quark_number(section: ConfigFields) -> str:
+    """What most weights are in."""
+    everywhere = section.section("global_quant_config")
+    if everywhere.present("weight") and "weight" not in everywhere.section_names():
+        return "numbers in several steps"
+    return everywhere.section("weight").text("dtype", "")[:80] or "no dtype"
 
 
 def quantized_as(fields: ConfigFields) -> str:
@@ -52,6 +65,8 @@ def quantized_as(fields: ConfigFields) -> str:
         stored = f"int{section.count('bits', low=2, high=8)}"
     elif method == "bitsandbytes":
         stored = "int8" if section.flag("load_in_8bit", False) else section.text("bnb_4bit_quant_type", "fp4")[:8]
+    elif method == "quark":
+        stored = _QUARK[_quark_number(section)]
     elif method == "modelopt":
         algorithm = section.text("quant_algo", "")[:80]
         stored, said = _MODELOPT.get(algorithm.upper(), ""), f"modelopt of {algorithm or 'no quant_algo'}"
@@ -66,8 +81,8 @@ def quantized_as(fields: ConfigFields) -> str:
         return stored
     raise ModelConfigError(
         f"{section.source}: quant_method is {said}; pagefleet runs awq, gptq, auto-round, bitsandbytes, fp8, "
-        "fbgemm_fp8, modelopt of FP8 and NVFP4, mxfp4, and fp8, fp4, int8 or int4 of compressed-tensors: choose one of "
-        "these checkpoints, or one without quantization"
+        "fbgemm_fp8, modelopt of FP8 and NVFP4, quark of FP8, mxfp4, and fp8, fp4, int8 or int4 of compressed-tensors: "
+        "choose one of these checkpoints, or one without quantization"
     )
 
 

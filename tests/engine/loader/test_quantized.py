@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tests.fakes.checkpoints import reference_model
 from tests.fakes.dense_attention import DenseSequence, DenseStep
-from tests.fakes.quantized_checkpoints import Recipe, quantize_checkpoint, rounded_inputs
+from tests.fakes.quantized_checkpoints import Recipe, quantize_checkpoint, quark, rounded_inputs
 
 CPU = torch.device("cpu")
 Make = Callable[..., Path]
@@ -153,6 +153,30 @@ def test_modelopt_says_the_same_in_other_words(own_file: bool, quantized: Callab
     }
     edit(folder, dict(scales))
     assert torch.equal(logits(load(folder)), expected)
+
+
+@pytest.mark.parametrize("recipe", [RECIPES[0], RECIPES[1], Recipe("float", "channel", "none")])
+def test_quark_says_the_same_in_other_words(recipe: Recipe, quantized: Callable[[Recipe], Path]) -> None:
+    """And its scales of K/V are those of outputs."""
+    folder = quantized(recipe)
+    expected = logits(load(folder))
+    section = quark(
+        {"qscheme": f"per_{recipe.strategy}", "ch_axis": 0},
+        None if recipe.inputs == "none" else {"is_dynamic": recipe.inputs == "token"},
+    )
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": section}))
+    assert torch.equal(logits(load(folder)), expected)
+    scales = {
+        f"model.layers.{n}.self_attn.{kind}_proj.output_scale": torch.tensor(0.5) for n in range(3) for kind in "qkv"
+    }
+    edit(folder, dict(scales))
+    assert torch.equal(logits(load(folder)), expected)
+    with_cache = section | {"export": {"kv_cache_group": ["*k_proj", "*v_proj"]}}
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": with_cache}))
+    assert torch.equal(logits(load(folder)), expected)
+    edit(folder, {name: None for name in scales if "v_proj" in name})
+    assert "the weights lack model.layers.0.self_attn.v_scale" in refusal(folder)
 
 
 def test_fbgemm_says_the_same_in_other_words(quantized: Callable[[Recipe], Path]) -> None:

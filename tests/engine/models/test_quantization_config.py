@@ -404,7 +404,7 @@ def test_what_is_refused(section: dict[str, Any], said: str) -> None:
         ("deepspeedfp", "DeepSpeedFP (quant_method deepspeedfp) is not run: choose the model in"),
         ("eetq", "EETQ (quant_method eetq) is not run: choose"),
         ("hqq", "HQQ (quant_method hqq) is not run: choose"),
-        ("quark", "Quark (quant_method quark) is not run: export it from Quark as fp8 or awq"),
+        ("quark", "Quark (quant_method quark) of no dtype is not run, only fp8_e4m3: export it so"),
         ("torchao", "torchao (quant_method torchao) is not run: choose"),
     ],
 )

@@ -278,6 +278,7 @@ def test_a_model_that_generates_is_read(architectures: object) -> None:
         ({"quant_method": "fbgemm_fp8"}, "fp8"),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "fp4"),
+        ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp8_e4m3"}}}, "fp8"),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8"),
         ({"load_in_8bit": True, "llm_int8_threshold": 6.0}, "int8"),
         ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "nf4"),
@@ -303,6 +304,8 @@ def test_quantization(section: object, expected: str) -> None:
         ({"quant_method": "quip"}, "quant_method is quip"),
         ({"quant_method": "aqlm"}, r"AQLM \(quant_method aqlm\) is not run: choose"),
         ({"quant_method": "hqq"}, r"HQQ \(quant_method hqq\) is not run: choose"),
+        ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4"}}}, r"quark\) of fp4 is not run"),
+        ({"quant_method": "quark", "global_quant_config": {"weight": [{}, {}]}}, "of numbers in several steps is not"),
         ({"quant_method": "gptq", "bits": 16}, "bits is 16"),
         ({"quant_method": "modelopt", "quant_algo": "INT4_AWQ"}, "modelopt of INT4_AWQ"),
         (
