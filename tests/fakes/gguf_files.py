@@ -19,6 +19,14 @@ from tests.fakes.gguf_tensors import ARCHITECTURES, tensors_of
 
 Type = GGMLQuantizationType
 _STAY = re.compile(r"ffn_gate_inp|norm|bias$|altup_(router|.*_coef)")
+_OLD = ("gpt2", "falcon", "bloom", "mpt")
+_SPELLINGS = {
+    **dict.fromkeys(("n_layer", "n_layers"), "num_hidden_layers"),
+    **dict.fromkeys(("n_head", "n_heads"), "num_attention_heads"),
+    **dict.fromkeys(("n_embd", "d_model"), "hidden_size"),
+    **dict.fromkeys(("n_positions", "max_seq_len"), "max_position_embeddings"),
+    "layer_norm_epsilon": "layer_norm_eps",
+}
 _WITH_WINDOWS = ("gemma2", "gemma3_text", "gemma3n_text", "cohere2", "phi3", "gpt_oss")
 
 
@@ -43,7 +51,7 @@ def write_gguf(
         others: more metadata.
         older: as files were once: maps from latents to keys and values in one tensor, and Phi 2's three projections.
     """
-    config = json.loads((folder / "config.json").read_text())
+    config = _spelled(json.loads((folder / "config.json").read_text()))
     kind = config["model_type"]
     writer = GGUFWriter(path, ARCHITECTURES[kind])
     rope = config.get("rope_parameters") or {}
@@ -76,6 +84,22 @@ def _llama3_factors(rope: Mapping[str, Any], head_dim: int) -> list[float]:
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     kept = ((turns - low) / (high - low)).clip(0.0, 1.0)
     return list(1.0 / (kept + (1.0 - kept) / rope["factor"]))
+
+
+def _spelled(config: dict[str, Any]) -> dict[str, Any]:
+    """With Llama's names of fields, and all that older kinds take for granted."""
+    kind, found = (
+        config["model_type"],
+        config | {own: config[name] for name, own in _SPELLINGS.items() if name in config},
+    )
+    if kind not in _OLD:
+        return found
+    heads, is_falcon = found["num_attention_heads"], kind == "falcon"
+    found["num_key_value_heads"] = config["num_kv_heads"] if is_falcon else heads
+    if is_falcon and config["multi_query"] and not config["new_decoder_architecture"]:
+        found["num_key_value_heads"] = 1
+    width = config.get("ffn_hidden_size") or config.get("n_inner") or 4 * found["hidden_size"]
+    return {"max_position_embeddings": 512} | found | {"intermediate_size": width}
 
 
 def _metadata(config: Mapping[str, Any]) -> dict[str, Any]:

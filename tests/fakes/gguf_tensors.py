@@ -35,6 +35,11 @@ ARCHITECTURES = {
     "llama4_text": "llama4",
     "gemma3n_text": "gemma3n",
     "phi": "phi2",
+    "gpt2": "gpt2",
+    "falcon": "falcon",
+    "bloom": "bloom",
+    "mpt": "mpt",
+    "stablelm": "stablelm",
 }
 _NAMES = {
     "input_layernorm": "attn_norm",
@@ -73,6 +78,24 @@ _NAMES = {
     "laurel.linear_right": "laurel_r",
     "laurel.post_laurel_norm": "laurel_post_norm",
     "self_attn.dense": "attn_output",
+    "ln_1": "attn_norm",
+    "ln_2": "ffn_norm",
+    "attn.c_attn": "attn_qkv",
+    "attn.c_proj": "attn_output",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+    "ln_attn": "attn_norm_2",
+    "ln_mlp": "attn_norm",
+    "self_attention.query_key_value": "attn_qkv",
+    "self_attention.dense": "attn_output",
+    "mlp.dense_h_to_4h": "ffn_up",
+    "mlp.dense_4h_to_h": "ffn_down",
+    "norm_1": "attn_norm",
+    "norm_2": "ffn_norm",
+    "attn.Wqkv": "attn_qkv",
+    "attn.out_proj": "attn_output",
+    "ffn.up_proj": "ffn_up",
+    "ffn.down_proj": "ffn_down",
     "mlp.fc1": "ffn_up",
     "mlp.fc2": "ffn_down",
     "self_attn.q_a_proj": "attn_q_a",
@@ -91,6 +114,12 @@ _OUTER = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
     "model.final_layernorm": "output_norm",
+    "transformer.wte": "token_embd",
+    "transformer.wpe": "position_embd",
+    "transformer.ln_f": "output_norm",
+    "transformer.word_embeddings": "token_embd",
+    "transformer.word_embeddings_layernorm": "token_embd_norm",
+    "transformer.norm_f": "output_norm",
     "lm_head": "output",
     "model.embed_tokens_per_layer": "per_layer_token_embd",
     "model.per_layer_model_projection": "per_layer_model_proj",
@@ -115,7 +144,7 @@ _NORMS = {
 _EXPERTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
 _ROTATED = ("llama", "granite", "granitemoe")
 _LESS_ONE = ("gemma", "gemma2", "gemma3_text")
-_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_LAYER = re.compile(r"(?:model\.layers|transformer\.(?:h|blocks))\.(\d+)\.(.+)")
 
 
 def tensors_of(config: Mapping[str, Any], stored: Mapping[str, np.ndarray], *, older: bool) -> dict[str, np.ndarray]:
@@ -125,6 +154,9 @@ def tensors_of(config: Mapping[str, Any], stored: Mapping[str, np.ndarray], *, o
     for name, numbers in stored.items():
         for own, part in _placed(config, name, numbers, older=older):
             is_one_of_many = part.ndim == 2 and ("_exps.weight" in own or own.startswith("altup_"))
+            is_one_of_many |= (
+                config["model_type"] == "stablelm" and "_norm.weight" in own and ("_q_" in own or "_k_" in own)
+            )
             if is_one_of_many:
                 stacks[own].append(part)
             else:
@@ -160,6 +192,10 @@ def _placed(
         parts = {"attn_k_b.weight": keys.swapaxes(1, 2), "attn_v_b.weight": values}
     if not parts:
         parts = {_name_of(kind, rest): numbers}
+        if kind == "gpt2" and numbers.ndim == 2:
+            parts = {own: one.T for own, one in parts.items()}
+        if "query_key_value" in rest:
+            parts = {own: _by_kind(one, config) for own, one in parts.items()}
         if kind in ("mistral", "mixtral", *_ROTATED) and rest.startswith(("self_attn.q_proj", "self_attn.k_proj")):
             head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
             parts = {own: _in_turns(one, head_dim) for own, one in parts.items()}
@@ -174,6 +210,8 @@ def _name_of(kind: str, rest: str) -> str:
         return f"ffn_{_EXPERTS[part.rpartition('.')[2]]}_exps.{last}"
     if rest in _WITHOUT_SUFFIX:
         return _WITHOUT_SUFFIX[rest]
+    if ".norms." in part:  # one for each head
+        return f"attn_{'q' if '.q_' in part else 'k'}_norm.{last}"
     return f"{names[part]}.{last}"
 
 
@@ -202,6 +240,13 @@ def _of_stack(name: str, numbers: np.ndarray) -> dict[str, np.ndarray]:
 def _gate_and_up(numbers: np.ndarray) -> dict[str, np.ndarray]:
     gate, up = np.split(numbers, 2, 1)
     return {"ffn_gate_exps.weight": gate, "ffn_up_exps.weight": up}
+
+
+def _by_kind(numbers: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
+    """Rows of queries, then of keys, then of values, where each key head followed the query heads that read it."""
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    groups = numbers.reshape(config["num_key_value_heads"], -1, head_dim, *numbers.shape[1:])
+    return np.concatenate([part.reshape(-1, *numbers.shape[1:]) for part in np.split(groups, [-2, -1], 1)])
 
 
 def _in_turns(numbers: np.ndarray, head_dim: int) -> np.ndarray:

@@ -36,7 +36,7 @@ def build(arch: ModelArch, placement: Placement) -> DecoderModel:
         output_bias=True,
         mlp_bias=True,
         merged_in_checkpoint=True,
-        heads_in_groups=True,
+        heads_in_groups=not arch.gguf_layout,
         names=Names(
             embedding="transformer.word_embeddings",
             embedding_norm="transformer.word_embeddings_layernorm",

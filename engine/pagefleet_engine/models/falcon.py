@@ -44,6 +44,7 @@ def read(shape: ModelShape) -> ModelArch:
 def build(arch: ModelArch, placement: Placement) -> DecoderModel:
     """A configuration may add biases to all matrices of layers."""
     apart = arch.layer_norms == "apart"
+    mlp_norm = "input_layernorm" if arch.gguf_layout else "ln_mlp"  # one name for it and for the only one of others
     traits = Traits(
         norm="layer",
         layer_norms=arch.layer_norms,
@@ -51,14 +52,14 @@ def build(arch: ModelArch, placement: Placement) -> DecoderModel:
         output_bias=arch.attention_bias,
         mlp_bias=arch.mlp_bias,
         merged_in_checkpoint=True,
-        heads_in_groups=True,
+        heads_in_groups=not arch.gguf_layout,
         names=Names(
             embedding="transformer.word_embeddings",
             layers="transformer.h",
             norm="transformer.ln_f",
             input_norm="ln_attn" if apart else "input_layernorm",
             attention="self_attention",
-            post_attention_norm="ln_mlp" if apart else "post_attention_layernorm",
+            post_attention_norm=mlp_norm if apart else "post_attention_layernorm",
             qkv="query_key_value",
             output="dense",
             up="dense_h_to_4h",

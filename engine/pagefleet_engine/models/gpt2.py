@@ -1,5 +1,5 @@
 """GPT-2 (Radford et al., 2019): LayerNorm, learned positions, an MLP without a gate, and matrices with a row for each
-input in the checkpoint."""
+input in the checkpoint, which GGUF turns."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def build(arch: ModelArch, placement: Placement) -> DecoderModel:
         output_bias=True,
         mlp_bias=True,
         merged_in_checkpoint=True,
-        transposed=True,
+        transposed=not arch.gguf_layout,
         names=Names(
             embedding="transformer.wte",
             positions="transformer.wpe",

@@ -33,7 +33,7 @@ def build(arch: ModelArch, placement: Placement) -> DecoderModel:
         norm="layer",
         layer_norms=arch.layer_norms,
         qkv_bias=arch.attention_bias,
-        query_key_norm="layer" if arch.query_key_norm else "none",
+        query_key_norm=("stacked layer" if arch.gguf_layout else "layer") if arch.query_key_norm else "none",
         names=Names(q_norm="q_layernorm", k_norm="k_layernorm"),
     )
     return DecoderModel(arch, traits, placement)

@@ -35,6 +35,11 @@ _KINDS = {
     "llama4": "llama4_text",
     "gemma3n": "gemma3n_text",
     "phi2": "phi",
+    "gpt2": "gpt2",
+    "falcon": "falcon",
+    "bloom": "bloom",
+    "mpt": "mpt",
+    "stablelm": "stablelm",
 }
 """`general.architecture` and our `model_type`; some metadata makes it another, see `model_kind`."""
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
@@ -57,10 +62,10 @@ KEPT: Mapping[str, tuple[int, int | None]] = {
 """Bytes that a block of a matrix takes on a CPU and on a GPU; None: its numbers become floats."""
 _MOST_EXPERTS = 1 << 12
 _MAY_HAVE_BIASES = ("llama", "granite", "granitemoe", "cohere", "olmo2", "olmoe", "glm4_moe")
-_ROTATE_IN_PART = ("phi3", "glm4_moe", "phi")
+_ROTATE_IN_PART = ("phi3", "glm4_moe", "phi", "stablelm")
 _LATENT = ("deepseek_v2", "deepseek_v3")
 _EMBEDDING = "token_embd.weight"
-_TABLES = (_EMBEDDING, "per_layer_token_embd.weight")
+_TABLES = (_EMBEDDING, "per_layer_token_embd.weight", "position_embd.weight")
 """Of which rows are looked up: they become numbers."""
 _TYPES = {"F32": "float32", "F16": "float16"}
 

@@ -22,7 +22,10 @@ _LLAMA4_WITHOUT_NORMS = 128
 _SIGMOID = 2
 _YARN_LOG = 0.1
 """What llama.cpp's multiplier of the logarithm has in it, and YaRN's formula has beside it."""
-_LAYER_NORM_EPS = {"cohere": "layer_norm_eps", "cohere2": "layer_norm_eps", "phi": "layer_norm_eps"}
+_LAYER_NORM_EPS = {
+    **dict.fromkeys(("cohere", "cohere2", "phi", "stablelm"), "layer_norm_eps"),
+    **dict.fromkeys(("gpt2", "falcon", "bloom", "mpt"), "layer_norm_epsilon"),
+}
 """What kinds with LayerNorm call its epsilon."""
 _RMS, _LAYER_NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 
@@ -172,6 +175,56 @@ def _phi(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dic
     return {"merged_qkv": "blk.0.attn_qkv.weight" in model.tensors}
 
 
+def _gpt2(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"n_inner": config["intermediate_size"]}
+
+
+def _falcon(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    """As its newer files have it, which the older ones are a case of."""
+    return {
+        "new_decoder_architecture": True,
+        "num_kv_heads": config["num_key_value_heads"],
+        "num_ln_in_parallel_attn": 2 if "blk.0.attn_norm_2.weight" in model.tensors else 1,
+        "ffn_hidden_size": config["intermediate_size"],
+    }
+
+
+def _bloom(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    _check_own_heads(fields, config)
+    if config["intermediate_size"] != 4 * config["hidden_size"]:
+        raise fields.refusal("feed_forward_length", "is not four times the width, which is not run")
+    return {}
+
+
+def _mpt(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The file says of clipping and ALiBi alone how it attends."""
+    _check_own_heads(fields, config)
+    if config["intermediate_size"] % config["hidden_size"]:
+        raise fields.refusal("feed_forward_length", "is no multiple of the width, which is not run")
+    bias = fields.number("attention.max_alibi_bias", 0.0)
+    if bias <= 0.0:
+        raise fields.refusal("attention.max_alibi_bias", "is 0, and only models with ALiBi are run")
+    clip = fields.number("attention.clamp_kqv", 0.0)
+    return {
+        "expansion_ratio": config["intermediate_size"] // config["hidden_size"],
+        "attn_config": {"alibi": True, "alibi_bias_max": bias, "clip_qkv": clip or None},
+    }
+
+
+def _check_own_heads(fields: GgufFields, config: Mapping[str, Any]) -> None:
+    if config["num_key_value_heads"] != config["num_attention_heads"]:
+        raise fields.refusal("attention.head_count_kv", "is not that of all heads, which is not run")
+
+
+def _stablelm(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    """A layer with one norm has attention and MLP side by side, whatever the metadata say."""
+    return {
+        "use_qkv_bias": "blk.0.attn_q.bias" in model.tensors,
+        "qk_layernorm": "blk.0.attn_q_norm.weight" in model.tensors,
+        "use_parallel_residual": "blk.0.ffn_norm.weight" not in model.tensors,
+    }
+
+
 def _glm4_moe(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
     return _experts_and_shared(fields) | {
         "norm_topk_prob": fields.flag("expert_weights_norm", True),
@@ -286,6 +339,11 @@ _READERS: Mapping[str, Callable[[GgufModel, GgufFields, Mapping[str, Any]], dict
     "olmoe": _olmoe,
     "phi3": _phi3,
     "phi": _phi,
+    "gpt2": _gpt2,
+    "falcon": _falcon,
+    "bloom": _bloom,
+    "mpt": _mpt,
+    "stablelm": _stablelm,
     "glm4_moe": _glm4_moe,
     "gpt_oss": _gpt_oss,
 }

@@ -113,6 +113,41 @@ _PHI = {
     "ffn_up": "mlp.fc1",
     "ffn_down": "mlp.fc2",
 }
+_GPT2 = {
+    "token_embd": "transformer.wte",
+    "position_embd": "transformer.wpe",
+    "output_norm": "transformer.ln_f",
+    "attn_norm": "ln_1",
+    "attn_qkv": "attn.c_attn",
+    "attn_output": "attn.c_proj",
+    "ffn_norm": "ln_2",
+    "ffn_up": "mlp.c_fc",
+    "ffn_down": "mlp.c_proj",
+}
+_FALCON = {
+    "token_embd": "transformer.word_embeddings",
+    "token_embd_norm": "transformer.word_embeddings_layernorm",
+    "output_norm": "transformer.ln_f",
+    "attn_norm_2": "ln_attn",
+    "attn_qkv": "self_attention.query_key_value",
+    "attn_output": "self_attention.dense",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
+"""And BLOOM's."""
+_MPT = {
+    "token_embd": "transformer.wte",
+    "output_norm": "transformer.norm_f",
+    "attn_norm": "norm_1",
+    "attn_qkv": "attn.Wqkv",
+    "attn_output": "attn.out_proj",
+    "ffn_norm": "norm_2",
+    "ffn_up": "ffn.up_proj",
+    "ffn_down": "ffn.down_proj",
+}
+_STABLELM = {"attn_q_norm": "self_attn.q_layernorm", "attn_k_norm": "self_attn.k_layernorm"}
+_LAYERS = {**dict.fromkeys(("gpt2", "falcon", "bloom"), "transformer.h"), "mpt": "transformer.blocks"}
+"""What kinds call their layers, but for most."""
 _OF_KINDS: Mapping[str, Mapping[str, str]] = {
     "llama": {},
     "mixtral": _MIXTRAL_EXPERTS,
@@ -130,6 +165,11 @@ _OF_KINDS: Mapping[str, Mapping[str, str]] = {
     "olmoe": _QWEN_EXPERTS,
     "phi3": _MERGED,
     "phi": _PHI,
+    "gpt2": _GPT2,
+    "falcon": _FALCON,
+    "bloom": _FALCON,
+    "mpt": _MPT,
+    "stablelm": _STABLELM,
     "qwen2_moe": {**_QWEN_EXPERTS, **_SHARED_EXPERT},
     "glm4_moe": _GLM4_MOE,
     "llama4_text": _LLAMA4,
@@ -177,7 +217,7 @@ def our_tensors(model_type: str, name: str, num_stacked: int, *, tied: bool) -> 
     ours = {**(_OUTER if layer is None else _LAYER), **_OF_KINDS[model_type]}.get(part)
     if ours is None:
         return None
-    full = ours if layer is None else f"model.layers.{layer}.{ours}"
+    full = ours if layer is None else f"{_LAYERS.get(model_type, 'model.layers')}.{layer}.{ours}"
     if part not in _WITHOUT_SUFFIX:
         full = f"{full}.{kind}"
     if "{}" in full and kind == "bias":  # of all experts in one

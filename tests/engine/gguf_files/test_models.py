@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +72,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "cohere2": _COHERE2,
     "glm4_moe": {"n_group": 1, "topk_group": 1, "attention_bias": True},
     "llama4_text": _LLAMA4,
+    "stablelm": {"use_qkv_bias": True},
     "deepseek_v2": {"rope_parameters": _YARN},
     "deepseek_v3": {"rope_parameters": _YARN | {"beta_fast": 8.0}},
 }
@@ -90,6 +92,7 @@ _WIDTHS: dict[str, dict[str, int]] = {
 }
 """Of whole blocks."""
 _SHAPES: dict[str, dict[str, Any]] = {
+    "mpt": {"attention.max_alibi_bias": 8.0},
     "gemma3_text": {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
     "glm4_moe": {"rope.dimension_count": 16},
     "gpt_oss": {
@@ -129,6 +132,24 @@ def test_frequencies_are_divided_as_the_file_says(kind: str, make_checkpoint: Ma
     torch.testing.assert_close(found, logits(checkpoint), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes", "shape"),
+    [
+        ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}, {}),
+        ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}, {}),
+        ("mpt", {"attn_config": {"clip_qkv": 0.5}}, {"attention.clamp_kqv": 0.5}),
+        ("stablelm", {"use_parallel_residual": True, "qk_layernorm": True}, {}),
+    ],
+)
+def test_models_of_a_kind_that_differ(
+    kind: str, changes: dict[str, Any], shape: dict[str, Any], make_checkpoint: Make, tmp_path: Path
+) -> None:
+    checkpoint = make_checkpoint(kind, **changes)
+    write_gguf(checkpoint, tmp_path / "model.gguf", shape=_SHAPES.get(kind, {}) | shape)
+    found = logits(folder_of(tmp_path / "model.gguf", tmp_path / "cache", with_tokenizer=True))
+    torch.testing.assert_close(found, logits(checkpoint), rtol=1e-4, atol=1e-4)
+
+
 _HEADS_AS_THEY_ARE = {
     "attention.key_length": 40,
     "attention.value_length": 20,
@@ -155,6 +176,10 @@ def test_a_file_as_older_converters_wrote_it(
         ("deepseek_v3", {"expert_gating_func": 4}, "expert_gating_func is 4, and 1"),
         ("deepseek_v3", {"attention.temperature_scale": 0.1}, "asks for queries that grow"),
         ("deepseek_v3", {"expert_count": None}, "expert_count is 0, and"),
+        ("bloom", {"feed_forward_length": 128}, "feed_forward_length is not four times the width"),
+        ("bloom", {"attention.head_count_kv": 1}, "attention.head_count_kv is not that of all heads"),
+        ("mpt", {"attention.max_alibi_bias": 0.0}, "attention.max_alibi_bias is 0, and only models with ALiBi"),
+        ("mpt", {"feed_forward_length": 100}, "feed_forward_length is no multiple of the width"),
         ("gemma3n_text", {"altup.num_inputs": 4}, "altup.num_inputs is 4, and 'altup_"),
         ("gemma3n_text", {"activation_sparsity_scale": [0.0]}, "activation_sparsity_scale is no list of 5"),
         ("gemma3n_text", {"attention.shared_kv_layers": None}, "attention.shared_kv_layers is missing"),
@@ -172,7 +197,7 @@ def test_what_a_kind_does_not_run_is_one_line(
 
 
 _IN_BLOCKS = ["phi3", "granite", "cohere", "qwen2_moe", "glm4_moe", "granitemoe", "gpt_oss"]
-_IN_BLOCKS += ["deepseek_v3", "llama4_text", "gemma3n_text", "phi"]
+_IN_BLOCKS += ["deepseek_v3", "llama4_text", "gemma3n_text", "phi", "gpt2", "falcon", "bloom", "mpt", "stablelm"]
 
 
 @pytest.mark.parametrize("kind", _IN_BLOCKS)
@@ -186,8 +211,9 @@ def test_layers_in_blocks_are_found_by_their_names(kind: str, make_checkpoint: M
     assert schemes is not None
     of_types = {rule.scheme for rule in schemes.rules}
     assert of_types == {BlockScheme(("Q8_0",))}
-    named = [name.removesuffix(".weight") for name in gguf_sources(folder)[0].names if "_proj" in name]
-    assert {schemes.scheme([name]) for name in named if not name.endswith(("bias", "norm"))} == of_types
+    (source,) = gguf_sources(folder)
+    in_blocks = [name.removesuffix(".weight") for name in source.names if source.dtype(name) == "Q8_0"]
+    assert {schemes.scheme([name]) for name in in_blocks if not re.search("embed|wte|wpe", name)} == of_types
     # Random weights this wide, and choices of experts, make much of the rounding of inputs.
     found, expected = logits(folder, native=native_library()), logits(folder)
     assert not torch.equal(found, expected)
