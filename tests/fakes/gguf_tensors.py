@@ -35,6 +35,7 @@ ARCHITECTURES = {
     "llama4_text": "llama4",
     "gemma3n_text": "gemma3n",
     "phi": "phi2",
+    "phimoe": "phimoe",
     "gpt2": "gpt2",
     "falcon": "falcon",
     "bloom": "bloom",

@@ -35,6 +35,7 @@ _KINDS = {
     "llama4": "llama4_text",
     "gemma3n": "gemma3n_text",
     "phi2": "phi",
+    "phimoe": "phimoe",
     "gpt2": "gpt2",
     "falcon": "falcon",
     "bloom": "bloom",
@@ -61,7 +62,7 @@ KEPT: Mapping[str, tuple[int, int | None]] = {
 }
 """Bytes that a block of a matrix takes on a CPU and on a GPU; None: its numbers become floats."""
 _MOST_EXPERTS = 1 << 12
-_MAY_HAVE_BIASES = ("llama", "granite", "granitemoe", "cohere", "olmo2", "olmoe", "glm4_moe")
+_MAY_HAVE_BIASES = ("phimoe", "llama", "granite", "granitemoe", "cohere", "olmo2", "olmoe", "glm4_moe")
 _ROTATE_IN_PART = ("phi3", "glm4_moe", "phi", "stablelm")
 _LATENT = ("deepseek_v2", "deepseek_v3")
 _EMBEDDING = "token_embd.weight"

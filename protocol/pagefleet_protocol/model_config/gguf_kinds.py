@@ -19,6 +19,8 @@ _DEEPSEEK_GROUPS = {160: (8, 3), 256: (8, 4)}
 """Of V2 and V3 by their number of experts: groups, and how many of them a token chooses; older files do not say so."""
 _LLAMA4_WITHOUT_NORMS = 128
 """Experts of Maverick, which does not normalise queries and keys as Scout does."""
+_PHIMOE_MAGNITUDE = 1.243163121016122
+"""Of Phi 3.5 MoE's rotation at any length; files have what LongRoPE's formula gives instead."""
 _SIGMOID = 2
 _YARN_LOG = 0.1
 """What llama.cpp's multiplier of the logarithm has in it, and YaRN's formula has beside it."""
@@ -173,6 +175,15 @@ def _phi3(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> di
 
 def _phi(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
     return {"merged_qkv": "blk.0.attn_qkv.weight" in model.tensors}
+
+
+def _phimoe(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    found = _phi3(model, fields, config) | _mixtral(model, fields, config)
+    scaling = config.get("rope_scaling")
+    if scaling is not None and scaling["rope_type"] == "longrope":
+        magnitudes = {"short_mscale": _PHIMOE_MAGNITUDE, "long_mscale": _PHIMOE_MAGNITUDE}
+        found["rope_scaling"] = {**scaling, **magnitudes}
+    return found | {"lm_head_bias": "output.bias" in model.tensors}
 
 
 def _gpt2(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -339,6 +350,7 @@ _READERS: Mapping[str, Callable[[GgufModel, GgufFields, Mapping[str, Any]], dict
     "olmoe": _olmoe,
     "phi3": _phi3,
     "phi": _phi,
+    "phimoe": _phimoe,
     "gpt2": _gpt2,
     "falcon": _falcon,
     "bloom": _bloom,

@@ -165,6 +165,7 @@ _OF_KINDS: Mapping[str, Mapping[str, str]] = {
     "olmoe": _QWEN_EXPERTS,
     "phi3": _MERGED,
     "phi": _PHI,
+    "phimoe": _MIXTRAL_EXPERTS,
     "gpt2": _GPT2,
     "falcon": _FALCON,
     "bloom": _FALCON,

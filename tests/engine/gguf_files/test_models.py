@@ -27,6 +27,7 @@ from pagefleet_engine.models.config_file import read_arch
 from pagefleet_kernels.native.library import Library
 from torch import Tensor
 
+from tests.fakes.checkpoints import LONGROPE
 from tests.fakes.dense_attention import DenseSequence, DenseStep
 from tests.fakes.gguf_files import Type, write_gguf
 from tests.fakes.gguf_tensors import ARCHITECTURES
@@ -73,6 +74,11 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "glm4_moe": {"n_group": 1, "topk_group": 1, "attention_bias": True},
     "llama4_text": _LLAMA4,
     "stablelm": {"use_qkv_bias": True},
+    "phimoe": {
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 512,
+        "rope_parameters": LONGROPE | {"short_mscale": 1.243163121016122, "long_mscale": 1.243163121016122},
+    },
     "deepseek_v2": {"rope_parameters": _YARN},
     "deepseek_v3": {"rope_parameters": _YARN | {"beta_fast": 8.0}},
 }
@@ -93,6 +99,7 @@ _WIDTHS: dict[str, dict[str, int]] = {
 """Of whole blocks."""
 _SHAPES: dict[str, dict[str, Any]] = {
     "mpt": {"attention.max_alibi_bias": 8.0},
+    "phimoe": {"rope.scaling.original_context_length": 512},
     "gemma3_text": {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
     "glm4_moe": {"rope.dimension_count": 16},
     "gpt_oss": {
