@@ -262,12 +262,17 @@ def test_compiled_kernels_multiply_what_blocks_stand_for(name: str) -> None:
     torch.testing.assert_close(matrix.kernel(100, 150).linear(x_TI, None), found[:, 100:150])
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "llama4_text", "deepseek_v3"])
 def test_experts_stay_in_their_blocks(kind: str, make_checkpoint: Make, tmp_path: Path) -> None:
     """Gate and up in 4 bits, down in 8: on a GPU, and by compiled kernels."""
-    width = {"intermediate_size": 64} if kind == "mixtral" else {"moe_intermediate_size": 64}
+    width = _WIDTHS.get(kind) or {"intermediate_size" if kind == "mixtral" else "moe_intermediate_size": 64}
     types = {"ffn_gate_exps": Type.Q4_0, "ffn_up_exps": Type.Q4_0}
-    write_gguf(make_checkpoint(kind, **width), tmp_path / "model.gguf", matrices=Type.Q8_0, types=types)
+    write_gguf(
+        make_checkpoint(kind, **_CONFIGS.get(kind, {}) | width),
+        tmp_path / "model.gguf",
+        matrices=Type.Q8_0,
+        types=types,
+    )
     folder = folder_of(tmp_path / "model.gguf", tmp_path / "cache", with_tokenizer=True)
     schemes = read_arch(folder).quantization
     assert schemes is not None
