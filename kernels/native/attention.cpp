@@ -16,14 +16,22 @@ const float LOG2_E = 1.44269504f;
 
 INLINE float lowest() { return -__builtin_inff(); }
 
-// Of few queries each number of a key is multiplied where it is: to lay keys out for a product takes longer than that.
+// Of few queries each number of a key is multiplied where it is: to lay keys out for a product takes longer than that,
+// of up to so many with AVX2. A product of pairs is twice as fast, so that of more than these it is thought to pay.
+#if defined(HAS_PAIRS)
 const int FEW_ROWS = 4;
-// Rows of such queries that are looked at together, of several heads: their keys lie beside each other, and long stretches
+#else
+const int FEW_ROWS = 16;
+#endif
+
+// Rows of a query that are looked at together, of several heads: a block's heads lie beside each other, and long stretches
 // of memory come faster.
 const int ROWS_TOGETHER = 16;
+
 // Keys of a head that are looked at before the next head's.
 const int STRETCH = 16;
-// Pieces of work that threads find enough to be done together.
+
+// Pieces of work for each thread, if heads are looked at together: with fewer, one waits for another.
 const int WORK_PER_THREAD = 4;
 
 // What goes into registers beside each other, of so many sums each, as a power of two.
@@ -110,6 +118,10 @@ struct Room {
     }
 };
 
+template <int NUMBER> struct Fixed {
+    static const int value = NUMBER;
+};
+
 template <class T> struct Tile {
     typedef typename UnitsOf<T>::type Units;
     const Layer *layer;
@@ -128,6 +140,8 @@ template <class T> struct Tile {
     }
 
     float *floats(int offset) { return (float *)memory + offset; }
+
+    bool has_few() { return rows <= FEW_ROWS && heads * rows <= tile_queries(layer->group) * layer->group; }
 
     int query_head(int row) { return (head + row / rows) * layer->group + row % rows % layer->group; }
 
@@ -182,7 +196,7 @@ template <class T> struct Tile {
                 find(layer->keys, first + count, left < AHEAD ? left : AHEAD, values + columns);
             else
                 find_more(values + columns);
-            if (rows <= FEW_ROWS)
+            if (has_few())
                 run_few(keys, values, first, count);
             else
                 run_many(keys, values, first, count);
@@ -200,37 +214,42 @@ template <class T> struct Tile {
     }
 
     void run_few(const T *const *keys, const T *const *values, int first, int count) {
-        switch (rows) {
-            case 1: return run_rows<1>(keys, values, first, count);
-            case 2: return run_rows<2>(keys, values, first, count);
-            case 3: return run_rows<3>(keys, values, first, count);
-            default: return run_rows<4>(keys, values, first, count);
+        int columns = rounded_up(count, LANES);
+        for (int t = 0; t < columns; t += STRETCH)
+            in_few_rows([&](auto few, int r) { score<few.value>(keys, r, t, columns); });
+        for (int r = 0; r < heads * rows; r++) weigh<Singles>(r, first, count);
+        for (int t = 0; t < columns; t += STRETCH)
+            in_few_rows([&](auto few, int r) { add_stretch<few.value>(values, r, t, columns); });
+    }
+
+    // Runs with as many rows of a head at a time as go into registers.
+    template <class Run> void in_few_rows(const Run &run) {
+        for (int r = 0; r < heads * rows;) {
+            int left = rows - r % rows;
+            switch (left) {
+                case 1: run(Fixed<1>(), r); break;
+                case 2: run(Fixed<2>(), r); break;
+                case 3: run(Fixed<3>(), r); break;
+                default: run(Fixed<4>(), r);
+            }
+            r += left < 4 ? left : 4;
         }
     }
 
-    template <int ROWS> void run_rows(const T *const *keys, const T *const *values, int first, int count) {
-        int columns = rounded_up(count, LANES);
-        for (int t = 0; t < columns; t += STRETCH)
-            for (int h = 0; h < heads; h++) score<ROWS>(keys, h, t, columns);
-        for (int r = 0; r < heads * ROWS; r++) weigh<Singles>(r, first, count);
-        for (int t = 0; t < columns; t += STRETCH)
-            for (int h = 0; h < heads; h++) add_stretch<ROWS>(values, h, t, columns);
-    }
-
-    template <int ROWS> void score(const T *const *keys, int h, int t, int columns) {
-        const uint32_t *queries = memory + room.queries + h * ROWS * room.depth;
-        float *scores = floats(room.scores) + h * ROWS * KEYS;
+    template <int ROWS> void score(const T *const *keys, int r, int t, int columns) {
+        const uint32_t *queries = memory + room.queries + r * room.depth;
+        float *scores = floats(room.scores) + r * KEYS;
+        int64_t offset = r / rows * layer->head_stride;
         for (int end = t + STRETCH < columns ? t + STRETCH : columns; t < end; t += LANES)
-            few_scores<Units, T, ROWS>(
-                queries, room.depth, keys + t, h * layer->head_stride, layer->head_dim, scores + t);
+            few_scores<Units, T, ROWS>(queries, room.depth, keys + t, offset, layer->head_dim, scores + t);
     }
 
-    template <int ROWS> void add_stretch(const T *const *values, int h, int t, int columns) {
+    template <int ROWS> void add_stretch(const T *const *values, int r, int t, int columns) {
         const int length = layer->head_dim, width = room.width, VECTORS = in_registers(ROWS, 64 / LANES);
-        const float *weights = floats(room.scores) + h * ROWS * KEYS + t;
-        float *sums = floats(room.sums) + h * ROWS * width;
+        const float *weights = floats(room.scores) + r * KEYS + t;
+        float *sums = floats(room.sums) + r * width;
         int count = columns - t < STRETCH ? columns - t : STRETCH, at = 0;
-        int64_t offset = h * layer->head_stride;
+        int64_t offset = r / rows * layer->head_stride;
         for (; at + VECTORS * LANES <= length; at += VECTORS * LANES)
             few_sums<true, ROWS, VECTORS>(weights, values + t, offset + at, count, LANES, sums + at, width);
         for (; at < length; at += LANES)
@@ -409,12 +428,12 @@ void attend_tasks(Work<T> work, const T *q, int64_t q_token, int64_t q_head, T *
         int index = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);
         if (index >= work.count()) return;
         Tile<T> tile = work.tile(index, work.heads, memory);
-        if (tile.rows <= FEW_ROWS) {
+        if (tile.has_few()) {
             run(tile);
-        } else {
-            tile.heads = 1;
-            for (int h = 0; h < work.heads; h++, tile.head++) run(tile);
+            continue;
         }
+        tile.heads = 1;
+        for (int h = 0; h < work.heads; h++, tile.head++) run(tile);
     }
 }
 
