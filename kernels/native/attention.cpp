@@ -16,73 +16,86 @@ const float LOG2_E = 1.44269504f;
 
 INLINE float lowest() { return -__builtin_inff(); }
 
-// Of few queries each number of a key is multiplied where it is: to lay keys out for a product takes longer than that.
+// Of few queries each number of a key is multiplied where it is: to lay keys out for a product takes longer than that,
+// of up to so many with AVX2. A product of pairs is twice as fast, so that of more than these it is thought to pay.
+#if defined(HAS_PAIRS)
 const int FEW_ROWS = 4;
+#else
+const int FEW_ROWS = 16;
+#endif
 
-// Asks for rows that come next, of so many numbers.
+// Rows of a query that are looked at together, of several heads: a block's heads lie beside each other, and long stretches
+// of memory come faster.
+const int ROWS_TOGETHER = 16;
+
+// Keys of a head that are looked at before the next head's.
+const int STRETCH = 16;
+
+// Pieces of work for each thread, if heads are looked at together: with fewer, one waits for another.
+const int WORK_PER_THREAD = 4;
+
+// What goes into registers beside each other, of so many sums each, as a power of two.
+constexpr int in_registers(int sums, int most) { return sums * most <= MAX_ROWS * MAX_VECTORS ? most : in_registers(sums, most / 2); }
+
+// Asks for a row that comes later, of so many numbers.
 template <class T> INLINE void ask_for_row(const T *row, int length) {
     for (int at = 0; at < length; at += 64 / (int)sizeof(T)) ask_for(row + at);
 }
 
 // Adds LANES units of queries times those of keys; of keys that end before them unless they are `WHOLE`.
 template <class Units, bool WHOLE, class T, int ROWS, int KEYS_NOW>
-INLINE void add_scores(
-    const uint32_t *queries, int depth, const T *const *keys, int at, int length, vf (&sums)[ROWS][KEYS_NOW]) {
-    const int units = LANES * Units::size, from = at * Units::size;
+INLINE void add_scores(const uint32_t *queries, int depth, const T *const *keys, int64_t offset, int left,
+                       vf (&sums)[ROWS][KEYS_NOW]) {
     vi query[ROWS];
 #pragma GCC unroll 4
-    for (int r = 0; r < ROWS; r++) memcpy(&query[r], queries + r * depth + at, sizeof query[r]);
+    for (int r = 0; r < ROWS; r++) memcpy(&query[r], queries + r * depth, sizeof query[r]);
 #pragma GCC unroll 16
     for (int k = 0; k < KEYS_NOW; k++) {
-        vi key = units_of<Units>(keys[k] + from, WHOLE ? units : length - from);
+        vi key = units_of<Units>(keys[k] + offset, WHOLE ? LANES * Units::size : left);
 #pragma GCC unroll 4
         for (int r = 0; r < ROWS; r++) sums[r][k] = Units::dot(sums[r][k], query[r], key);
     }
 }
 
-// scores [ROWS, LANES] of some queries, as units, with LANES keys.
+// scores [ROWS, LANES] of some queries, as units, with LANES keys, which lie at `offset` from `keys`.
 template <class Units, class T, int ROWS>
 INLINE void few_scores(
-    const uint32_t *queries, int depth, const T *const *keys, const T *const *next, int length, float *scores) {
-    const int AT_ONCE = LANES / (ROWS == 3 ? 4 : ROWS);  // keys, whose sums are in registers
-    vi sums[ROWS][LANES];
+    const uint32_t *queries, int depth, const T *const *keys, int64_t offset, int length, float *scores) {
+    const int AT_ONCE = in_registers(ROWS, LANES), step = LANES * Units::size;
+    vf sums[ROWS][LANES];
+#pragma GCC unroll 4
     for (int k = 0; k < LANES; k += AT_ONCE) {
         vf some[ROWS][AT_ONCE] = {};
-        for (int i = 0; i < AT_ONCE; i++) ask_for_row(next[k + i], length);
+        for (int i = 0; i < AT_ONCE; i++) ask_for_row(keys[AHEAD + k + i] + offset, length);
         int at = 0;
-        for (; (at + LANES) * Units::size <= length; at += LANES)
-            add_scores<Units, true>(queries, depth, keys + k, at, length, some);
-        if (at < depth) add_scores<Units, false>(queries, depth, keys + k, at, length, some);
+        for (; at + step <= length; at += step)
+            add_scores<Units, true>(queries + at / Units::size, depth, keys + k, offset + at, step, some);
+        if (at < length)
+            add_scores<Units, false>(queries + at / Units::size, depth, keys + k, offset + at, length - at, some);
         for (int r = 0; r < ROWS; r++)
-            for (int i = 0; i < AT_ONCE; i++) sums[r][k + i] = (vi)some[r][i];
+            for (int i = 0; i < AT_ONCE; i++) sums[r][k + i] = some[r][i];
     }
-    for (int r = 0; r < ROWS; r++) {
-        transpose(sums[r]);
-        vf parts[4] = {};
-        for (int i = 0; i < LANES; i++) parts[i % 4] += (vf)sums[r][i];
-        store(scores + r * KEYS, (parts[0] + parts[1]) + (parts[2] + parts[3]));
-    }
+    for (int r = 0; r < ROWS; r++) store(scores + r * KEYS, sum_each(sums[r]));
 }
 
-// sums [ROWS, width] += weights [ROWS, keys] values, of VECTORS vectors of a head, of which all is there if they are `WHOLE`.
+// sums [ROWS, width] += weights [ROWS, keys] values, of VECTORS vectors, of which all is there if they are `WHOLE`.
 template <bool WHOLE, int ROWS, int VECTORS, class T>
-INLINE void few_sums(const float *weights, const T *const *values, const T *const *next, int columns, int at, int length,
-                     float *sums, int width) {
+INLINE void few_sums(
+    const float *weights, const T *const *values, int64_t offset, int count, int left, float *sums, int width) {
     vf some[ROWS][VECTORS];
     for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < VECTORS; v++) some[r][v] = load(sums + r * width + at + v * LANES);
-    for (int t = 0; t < columns; t++) {
-        if (at == 0) ask_for_row(next[t], length);
+        for (int v = 0; v < VECTORS; v++) some[r][v] = load(sums + r * width + v * LANES);
+    for (int t = 0; t < count; t++) {
+        ask_for_row(values[AHEAD + t] + offset, VECTORS * LANES);
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; v++) {
-            int from = at + v * LANES;
-            vf value = load_some(values[t] + from, WHOLE ? LANES : length - from);
+            vf value = load_some(values[t] + offset + v * LANES, WHOLE ? LANES : left);
 #pragma GCC unroll 4
             for (int r = 0; r < ROWS; r++) some[r][v] += weights[r * KEYS + t] * value;
         }
     }
     for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < VECTORS; v++) store(sums + r * width + at + v * LANES, some[r][v]);
+        for (int v = 0; v < VECTORS; v++) store(sums + r * width + v * LANES, some[r][v]);
 }
 
 // One thread's memory, as offsets in units of four bytes.
@@ -105,17 +118,22 @@ struct Room {
     }
 };
 
+template <int NUMBER> struct Fixed {
+    static const int value = NUMBER;
+};
+
 template <class T> struct Tile {
     typedef typename UnitsOf<T>::type Units;
     const Layer *layer;
     const Step *step;
     Task task;
-    int head, rows, first_position;
+    int head, heads, rows, first_position;  // `rows` of each head
     Room room;
     uint32_t *memory;
 
-    Tile(const Layer *layer, const Step *step, const Task &task, int head, uint32_t *memory)
-        : layer(layer), step(step), task(task), head(head), room(layer, Units::size), memory(memory) {
+    // Of `heads` key heads from `head` on; of one unless it has few rows.
+    Tile(const Layer *layer, const Step *step, const Task &task, int head, int heads, uint32_t *memory)
+        : layer(layer), step(step), task(task), head(head), heads(heads), room(layer, Units::size), memory(memory) {
         int num_queries = step->starts[task.seq + 1] - step->starts[task.seq];
         rows = task.num_queries * layer->group;
         first_position = step->seq_lens[task.seq] - num_queries + task.query;
@@ -123,100 +141,125 @@ template <class T> struct Tile {
 
     float *floats(int offset) { return (float *)memory + offset; }
 
-    // Where `count` keys from `first` on lie, and zeros up to a whole number of vectors.
-    void find(int first, int count, const T **keys, const T **values, const T *zeros) {
+    bool has_few() { return rows <= FEW_ROWS && heads * rows <= tile_queries(layer->group) * layer->group; }
+
+    int query_head(int row) { return (head + row / rows) * layer->group + row % rows % layer->group; }
+
+    // Where rows of `pages` lie, keys or values, `count` from `first` on of the first head.
+    void find(const void *pages, int first, int count, const T **to) {
         const int32_t *table = step->tables + task.seq * step->table_stride;
         int size = layer->block_size, width = layer->head_dim;
-        int64_t of_head = head * layer->head_stride;
         for (int t = 0; t < count;) {
             int block = (first + t) / size, offset = (first + t) % size;
             int run = size - offset < count - t ? size - offset : count - t;
-            int64_t at = table[block] * layer->block_stride + of_head + (int64_t)offset * width;
-            for (int i = 0; i < run; i++, at += width) {
-                keys[t + i] = (const T *)layer->keys + at;
-                values[t + i] = (const T *)layer->values + at;
-            }
+            const T *at = (const T *)pages + table[block] * layer->block_stride + head * layer->head_stride;
+            for (int i = 0; i < run; i++) to[t + i] = at + (int64_t)(offset + i) * width;
             t += run;
         }
-        for (int t = count; t < rounded_up(count, LANES); t++) keys[t] = values[t] = zeros;
     }
 
     void begin(const T *q, int64_t q_token, int64_t q_head) {
-        for (int r = 0; r < rows; r++) {
-            int token = step->starts[task.seq] + task.query + r / layer->group;
-            const T *row = q + token * q_token + (head * layer->group + r % layer->group) * q_head;
+        for (int r = 0; r < heads * rows; r++) {
+            int token = step->starts[task.seq] + task.query + r % rows / layer->group;
+            const T *row = q + token * q_token + query_head(r) * q_head;
             lay_out_row<Units>(row, layer->head_dim, memory + room.queries + r * room.depth);
             floats(room.top)[r] = lowest();
             floats(room.total)[r] = 0.0f;
         }
-        memset(floats(room.sums), 0, sizeof(float) * rows * room.width);
+        memset(floats(room.sums), 0, sizeof(float) * heads * rows * room.width);
     }
 
-    int first_count() { return task.key_end - task.key_begin < KEYS ? task.key_end - task.key_begin : KEYS; }
+    // What is looked at first.
+    void find_first(const T **to) {
+        int count = task.key_end - task.key_begin;
+        if (count > 0) find(layer->keys, task.key_begin, count < AHEAD ? count : AHEAD, to);
+    }
 
-    // `find_more` finds what probably comes after this tile. While some keys are looked at, those after them are asked for.
-    template <class FindMore> void run(const T *zeros, const FindMore &find_more) {
-        const T *keys[2][KEYS], *values[2][KEYS];
-        for (int t = 0; t < KEYS; t++) keys[1][t] = values[1][t] = zeros;  // where fewer come next
-        int now = 0, count = first_count();
-        find(task.key_begin, count, keys[0], values[0], zeros);
-        for (int first = task.key_begin; first < task.key_end; now ^= 1) {
-            int next = first + count, next_count = task.key_end - next < KEYS ? task.key_end - next : KEYS;
-            if (next_count > 0)
-                find(next, next_count, keys[now ^ 1], values[now ^ 1], zeros);
+    // Finds `count` rows, repeats the last up to a whole number of vectors, and says how many that makes.
+    int find_whole(const void *pages, int first, int count, const T **to) {
+        int columns = rounded_up(count, LANES);
+        find(pages, first, count, to);
+        for (int t = count; t < columns; t++) to[t] = to[count - 1];
+        return columns;
+    }
+
+    // `find_more` finds what is probably looked at after this tile. While some rows are looked at, those that come AHEAD
+    // rows later are asked for: values after keys, and then the next keys.
+    template <class FindMore> void run(const FindMore &find_more) {
+        const T *keys[KEYS + AHEAD], *values[KEYS + AHEAD];
+        for (int first = task.key_begin, count; first < task.key_end; first += count) {
+            count = task.key_end - first < KEYS ? task.key_end - first : KEYS;
+            int columns = find_whole(layer->keys, first, count, keys), left = task.key_end - first - count;
+            find_whole(layer->values, first, count, values);
+            for (int t = 0; t < AHEAD; t++) keys[columns + t] = values[columns + t] = values[t < count ? t : 0];
+            if (left > 0)
+                find(layer->keys, first + count, left < AHEAD ? left : AHEAD, values + columns);
             else
-                find_more(keys[now ^ 1], values[now ^ 1]);
-            int then = now ^ 1;
-            if (rows <= FEW_ROWS)
-                run_few(keys[now], values[now], keys[then], values[then], first, count);
+                find_more(values + columns);
+            if (has_few())
+                run_few(keys, values, first, count);
             else
-                run_many(keys[now], values[now], keys[then], values[then], first, count);
-            first = next;
-            count = next_count;
+                run_many(keys, values, first, count);
         }
     }
 
-    void run_many(const T *const *keys, const T *const *values, const T *const *next_keys, const T *const *next_values,
-                  int first, int count) {
+    void run_many(const T *const *keys, const T *const *values, int first, int count) {
         int columns = rounded_up(count, LANES);
         for (int t = 0; t < columns; t += LANES)
-            lay_out_keys<Units>(keys + t, next_keys + t, layer->head_dim, memory + room.keys + t, KEYS);
+            lay_out_keys<Units>(keys + t, layer->head_dim, memory + room.keys + t, KEYS);
         product<Units>(memory + room.queries, room.depth, Whole{memory + room.keys, KEYS}, room.depth,
                        floats(room.scores), KEYS, rows, columns, false);
         for (int r = 0; r < rows; r++) weigh<Units>(r, first, count);
-        add_values(values, next_values, columns);
+        add_values(values, columns);
     }
 
-    void run_few(const T *const *keys, const T *const *values, const T *const *next_keys, const T *const *next_values,
-                 int first, int count) {
-        switch (rows) {
-            case 1: return run_rows<1>(keys, values, next_keys, next_values, first, count);
-            case 2: return run_rows<2>(keys, values, next_keys, next_values, first, count);
-            case 3: return run_rows<3>(keys, values, next_keys, next_values, first, count);
-            default: return run_rows<4>(keys, values, next_keys, next_values, first, count);
+    void run_few(const T *const *keys, const T *const *values, int first, int count) {
+        int columns = rounded_up(count, LANES);
+        for (int t = 0; t < columns; t += STRETCH)
+            in_few_rows([&](auto few, int r) { score<few.value>(keys, r, t, columns); });
+        for (int r = 0; r < heads * rows; r++) weigh<Singles>(r, first, count);
+        for (int t = 0; t < columns; t += STRETCH)
+            in_few_rows([&](auto few, int r) { add_stretch<few.value>(values, r, t, columns); });
+    }
+
+    // Runs with as many rows of a head at a time as go into registers.
+    template <class Run> void in_few_rows(const Run &run) {
+        for (int r = 0; r < heads * rows;) {
+            int left = rows - r % rows;
+            switch (left) {
+                case 1: run(Fixed<1>(), r); break;
+                case 2: run(Fixed<2>(), r); break;
+                case 3: run(Fixed<3>(), r); break;
+                default: run(Fixed<4>(), r);
+            }
+            r += left < 4 ? left : 4;
         }
     }
 
-    template <int ROWS>
-    void run_rows(const T *const *keys, const T *const *values, const T *const *next_keys, const T *const *next_values,
-                  int first, int count) {
-        const int VECTORS = ROWS == 1 ? 8 : 4, length = layer->head_dim, columns = rounded_up(count, LANES);
-        float *scores = floats(room.scores), *sums = floats(room.sums);
-        for (int t = 0; t < columns; t += LANES)
-            few_scores<Units, T, ROWS>(
-                memory + room.queries, room.depth, keys + t, next_keys + t, length, scores + t);
-        for (int r = 0; r < ROWS; r++) weigh<Singles>(r, first, count);
-        int at = 0;
+    template <int ROWS> void score(const T *const *keys, int r, int t, int columns) {
+        const uint32_t *queries = memory + room.queries + r * room.depth;
+        float *scores = floats(room.scores) + r * KEYS;
+        int64_t offset = r / rows * layer->head_stride;
+        for (int end = t + STRETCH < columns ? t + STRETCH : columns; t < end; t += LANES)
+            few_scores<Units, T, ROWS>(queries, room.depth, keys + t, offset, layer->head_dim, scores + t);
+    }
+
+    template <int ROWS> void add_stretch(const T *const *values, int r, int t, int columns) {
+        const int length = layer->head_dim, width = room.width, VECTORS = in_registers(ROWS, 64 / LANES);
+        const float *weights = floats(room.scores) + r * KEYS + t;
+        float *sums = floats(room.sums) + r * width;
+        int count = columns - t < STRETCH ? columns - t : STRETCH, at = 0;
+        int64_t offset = r / rows * layer->head_stride;
         for (; at + VECTORS * LANES <= length; at += VECTORS * LANES)
-            few_sums<true, ROWS, VECTORS>(scores, values, next_values, columns, at, length, sums, room.width);
+            few_sums<true, ROWS, VECTORS>(weights, values + t, offset + at, count, LANES, sums + at, width);
         for (; at < length; at += LANES)
-            few_sums<false, ROWS, 1>(scores, values, next_values, columns, at, length, sums, room.width);
+            few_sums<false, ROWS, 1>(weights, values + t, offset + at, count, length - at, sums + at, width);
     }
 
     // Scores of a row become weights; its sums so far are scaled to the new maximum.
     template <class As> void weigh(int r, int first, int count) {
         float *scores = floats(room.scores) + r * KEYS;
-        int position = first_position + r / layer->group, of_head = head * layer->group + r % layer->group;
+        int position = first_position + r % rows / layer->group, of_head = query_head(r);
         int low = first_seen(layer->window, layer->chunk, position) - first, high = position + 1 - first;
         if (high > count) high = count;
         int columns = rounded_up(count, LANES);
@@ -265,19 +308,19 @@ template <class T> struct Tile {
         *total += sum_of(sum);
     }
 
-    void add_values(const T *const *values, const T *const *next, int columns) {
+    void add_values(const T *const *values, int columns) {
         uint32_t *weights = memory + room.scores;
         float *sums = floats(room.sums);
         if (sizeof(T) == sizeof(float) && layer->head_dim == room.width) {  // they are what is multiplied
             for (int t = 0; t < columns; t++)
-                for (int at = 0; at < layer->head_dim; at += 16) ask_for(next[t] + at);
+                for (int at = 0; at < layer->head_dim; at += 16) ask_for(values[AHEAD + t] + at);
             Scattered rows_of_pages{(const uint32_t *const *)values};
             product<Units>(weights, KEYS, rows_of_pages, columns, sums, room.width, rows, room.width, true);
             return;
         }
         uint32_t *to = memory + room.values;
         for (int t = 0; t < columns; t += Units::size, to += room.width)
-            lay_out_values(Units(), values + t, next + t, layer->head_dim, to);
+            lay_out_values(Units(), values + t, layer->head_dim, to);
         product<Units>(weights, KEYS, Whole{memory + room.values, room.width}, columns / Units::size, sums, room.width,
                        rows, room.width, true);
     }
@@ -285,9 +328,8 @@ template <class T> struct Tile {
     // The share of a head's sink, and the sums over the total.
     void finish(T *out) {
         int num_heads = layer->kv_heads * layer->group, width = layer->head_dim;
-        for (int r = 0; r < rows; r++) {
-            int token = step->starts[task.seq] + task.query + r / layer->group;
-            int of_head = head * layer->group + r % layer->group;
+        for (int r = 0; r < heads * rows; r++) {
+            int token = step->starts[task.seq] + task.query + r % rows / layer->group, of_head = query_head(r);
             float top = floats(room.top)[r], total = floats(room.total)[r], factor;
             if (layer->sinks) {
                 float sink = layer->sinks[of_head] * LOG2_E, base = sink > top ? sink : top;
@@ -302,69 +344,96 @@ template <class T> struct Tile {
         }
     }
 
-    // A part's result: its sums, then the maxima, then the totals.
-    float *part(float *partials, int slot) {
+    // A part's result of head h of the tile: its sums, then the maxima, then the totals.
+    float *part(float *partials, int slot, int h) {
         int all = tile_queries(layer->group) * layer->group;
-        return partials + ((int64_t)slot * layer->kv_heads + head) * all * (room.width + 2);
+        return partials + ((int64_t)slot * layer->kv_heads + head + h) * all * (room.width + 2);
     }
 
     void leave(float *partials) {
-        float *to = part(partials, task.slot);
-        memcpy(to, floats(room.sums), sizeof(float) * rows * room.width);
-        memcpy(to + rows * room.width, floats(room.top), sizeof(float) * rows);
-        memcpy(to + rows * room.width + rows, floats(room.total), sizeof(float) * rows);
+        for (int h = 0; h < heads; h++) {
+            float *to = part(partials, task.slot, h);
+            memcpy(to, floats(room.sums) + h * rows * room.width, sizeof(float) * rows * room.width);
+            memcpy(to + rows * room.width, floats(room.top) + h * rows, sizeof(float) * rows);
+            memcpy(to + rows * room.width + rows, floats(room.total) + h * rows, sizeof(float) * rows);
+        }
     }
 
     void gather(float *partials) {
-        for (int r = 0; r < rows; r++) {
+        for (int all = 0; all < heads * rows; all++) {
+            int h = all / rows, r = all % rows;
             float top = lowest(), total = 0.0f;
             for (int i = 0; i < task.num_parts; i++) {
-                float one = part(partials, task.first_slot + i)[rows * room.width + r];
+                float one = part(partials, task.first_slot + i, h)[rows * room.width + r];
                 top = one > top ? one : top;
             }
-            float base = top == lowest() ? 0.0f : top, *sums = floats(room.sums) + r * room.width;
+            float base = top == lowest() ? 0.0f : top, *sums = floats(room.sums) + all * room.width;
             memset(sums, 0, sizeof(float) * room.width);
             for (int i = 0; i < task.num_parts; i++) {
-                const float *from = part(partials, task.first_slot + i), *ends = from + rows * room.width;
+                const float *from = part(partials, task.first_slot + i, h), *ends = from + rows * room.width;
                 float kept = ends[r] == lowest() ? (ends[rows + r] == 0.0f ? 0.0f : 1.0f)  // 1: no number, to be kept
                                                  : exp2_of(splat(ends[r] - base))[0];
                 for (int at = 0; at < room.width; at += LANES)
                     store(sums + at, load(sums + at) + load(from + r * room.width + at) * kept);
                 total += ends[rows + r] * kept;
             }
-            floats(room.top)[r] = top;
-            floats(room.total)[r] = total;
+            floats(room.top)[all] = top;
+            floats(room.total)[all] = total;
         }
     }
 };
 
+// What a thread takes at a time: some heads of a task.
+template <class T> struct Work {
+    const Layer *layer;
+    const Step *step;
+    const Plan *plan;
+    int heads;
+
+    int count() { return plan->num_tasks * (layer->kv_heads / heads); }
+    Tile<T> tile(int index, int heads, uint32_t *memory) {
+        int per_task = layer->kv_heads / this->heads;
+        return {layer, step, plan->tasks[index / per_task], index % per_task * this->heads, heads, memory};
+    }
+};
+
+// Heads that are looked at together, of few queries, if so many threads find enough to do all the same.
+int heads_together(const Layer *layer, const Plan *plan, int threads) {
+    int most = ROWS_TOGETHER / (layer->group < ROWS_TOGETHER ? layer->group : ROWS_TOGETHER);
+    int enough = threads > 1 ? threads * WORK_PER_THREAD : 1;
+    while (most > 1 && (layer->kv_heads % most || plan->num_tasks * (layer->kv_heads / most) < enough)) most--;
+    return most;
+}
+
 template <class T>
-void attend_tasks(const Layer *layer, const Step *step, const Plan *plan, const T *q, int64_t q_token, int64_t q_head,
-                  T *out, uint32_t *memory, int32_t *next) {
-    static const T zeros[1024] = {};
-    int all = plan->num_tasks * layer->kv_heads;
-    auto find_more = [&](const T **keys, const T **values) {
+void attend_tasks(Work<T> work, const T *q, int64_t q_token, int64_t q_head, T *out, uint32_t *memory, int32_t *next) {
+    auto find_more = [&](const T **rows) {
         int index = __atomic_load_n(next, __ATOMIC_RELAXED);
-        if (index >= all) return;
-        const Task &task = plan->tasks[index / layer->kv_heads];
-        Tile<T> tile(layer, step, task, index % layer->kv_heads, memory);
-        tile.find(task.key_begin, tile.first_count(), keys, values, zeros);
+        if (index < work.count()) work.tile(index, 1, memory).find_first(rows);
+    };
+    auto run = [&](Tile<T> tile) {
+        const Task &task = tile.task;
+        tile.begin(q, q_token, q_head);
+        tile.run(find_more);
+        if (task.slot >= 0) {
+            tile.leave(work.plan->partials);
+            int32_t *counter = work.plan->counters + task.tile * work.layer->kv_heads + tile.head;
+            if (__atomic_add_fetch(counter, 1, __ATOMIC_ACQ_REL) < task.num_parts) return;
+            *counter = 0;
+            tile.gather(work.plan->partials);
+        }
+        tile.finish(out);
     };
     for (;;) {
         int index = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);
-        if (index >= all) return;
-        const Task &task = plan->tasks[index / layer->kv_heads];
-        Tile<T> tile(layer, step, task, index % layer->kv_heads, memory);
-        tile.begin(q, q_token, q_head);
-        tile.run(zeros, find_more);
-        if (task.slot >= 0) {
-            tile.leave(plan->partials);
-            int32_t *counter = plan->counters + task.tile * layer->kv_heads + tile.head;
-            if (__atomic_add_fetch(counter, 1, __ATOMIC_ACQ_REL) < task.num_parts) continue;
-            *counter = 0;
-            tile.gather(plan->partials);
+        if (index >= work.count()) return;
+        Tile<T> tile = work.tile(index, work.heads, memory);
+        if (tile.has_few()) {
+            run(tile);
+            continue;
         }
-        tile.finish(out);
+        tile.heads = 1;
+        for (int h = 0; h < work.heads; h++, tile.head++) run(tile);
     }
 }
 
@@ -372,12 +441,10 @@ template <class T>
 void attend(const Layer *layer, const Step *step, const Plan *plan, const T *q, int64_t q_token, int64_t q_head, T *out,
             uint32_t *memory, int64_t per_thread, int32_t threads) {
     int32_t next = 0;
-    if (threads <= 1) return attend_tasks(layer, step, plan, q, q_token, q_head, out, memory, &next);
+    Work<T> work = {layer, step, plan, heads_together(layer, plan, threads)};
+    if (threads <= 1) return attend_tasks(work, q, q_token, q_head, out, memory, &next);
 #pragma omp parallel num_threads(threads)
-    {
-        uint32_t *own = memory + per_thread * omp_get_thread_num();
-        attend_tasks(layer, step, plan, q, q_token, q_head, out, own, &next);
-    }
+    attend_tasks(work, q, q_token, q_head, out, memory + per_thread * omp_get_thread_num(), &next);
 }
 
 }  // namespace

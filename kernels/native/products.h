@@ -141,16 +141,19 @@ template <class Units, class T> INLINE void lay_out_row(const T *row, int length
     }
 }
 
+// So many rows after the one that is looked at the next are asked for.
+const int AHEAD = 32;
+
 // Asks for the memory at p, which is needed soon.
 INLINE void ask_for(const void *p) { __builtin_prefetch(p, 0, 3); }
 
 template <class Units, class T>
-INLINE void lay_out_keys_at(const T *const *rows, const T *const *next, int at, int left, uint32_t *to, int stride) {
+INLINE void lay_out_keys_at(const T *const *rows, int at, int left, uint32_t *to, int stride) {
     vi block[LANES];
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) {
         block[i] = units_of<Units>(rows[i] + at, left);
-        ask_for(next[i] + at);
+        ask_for(rows[AHEAD + i] + at);
     }
     transpose(block);
 #pragma GCC unroll 16
@@ -158,20 +161,19 @@ INLINE void lay_out_keys_at(const T *const *rows, const T *const *next, int at, 
 }
 
 // Keys as the right matrix: LANES rows become columns, `stride` units from one unit of a key to the next. Along the way
-// the rows that come `next` are asked for: all at once would wait for each other.
-template <class Units, class T>
-INLINE void lay_out_keys(const T *const *rows, const T *const *next, int length, uint32_t *to, int stride) {
+// those that come AHEAD rows later are asked for: all at once would wait for each other.
+template <class Units, class T> INLINE void lay_out_keys(const T *const *rows, int length, uint32_t *to, int stride) {
     const int step = LANES * Units::size;
     int at = 0;
-    for (; at + step <= length; at += step, to += LANES * stride) lay_out_keys_at<Units>(rows, next, at, step, to, stride);
-    if (at < length) lay_out_keys_at<Units>(rows, next, at, length - at, to, stride);
+    for (; at + step <= length; at += step, to += LANES * stride) lay_out_keys_at<Units>(rows, at, step, to, stride);
+    if (at < length) lay_out_keys_at<Units>(rows, at, length - at, to, stride);
 }
 
 // Values as the right matrix: a unit is one number of a row, or of two rows.
 template <class T>
-INLINE void lay_out_values(Singles, const T *const *rows, const T *const *next, int length, uint32_t *to) {
+INLINE void lay_out_values(Singles, const T *const *rows, int length, uint32_t *to) {
     for (int at = 0; at < length; at += LANES, to += LANES) {
-        ask_for(next[0] + at);
+        ask_for(rows[AHEAD] + at);
         vf x = load_some(rows[0] + at, length - at);
         memcpy(to, &x, sizeof x);
     }
@@ -193,9 +195,9 @@ INLINE void take_turns(const bf16 *first, const bf16 *second, uint32_t *to) {
 #endif
 }
 
-INLINE void lay_out_values(Pairs, const bf16 *const *rows, const bf16 *const *next, int length, uint32_t *to) {
+INLINE void lay_out_values(Pairs, const bf16 *const *rows, int length, uint32_t *to) {
     for (int at = 0; at < length; at += LANES, to += LANES) {
-        ask_for(next[at / LANES % 2] + at);
+        ask_for(rows[AHEAD + at / LANES % 2] + at);
         bf16 some[2][LANES];
         const bf16 *first = rows[0] + at, *second = rows[1] + at;
         if (length - at < LANES) {

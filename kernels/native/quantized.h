@@ -222,6 +222,24 @@ INLINE void add_block(const Table &table, const uint8_t *codes, const int8_t *a,
     }
 }
 
+// Adds sums of integers to those in floats, times the scale of each output, the rows', and `times`.
+template <int ROWS, int PANELS>
+INLINE void add_floats(const Sums (&whole)[ROWS][PANELS], const uint16_t *of_outputs, const float *of_rows, float *sums,
+                       float times = 1.0f) {
+#pragma GCC unroll 4
+    for (int p = 0; p < PANELS; p++)
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) {
+            const int at = p * PANEL + v * LANES;
+            vf scale = load_halves(of_outputs + at) * times;
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r++) {
+                float *to = sums + r * STRIP + at;
+                store(to, load(to) + sum_floats(whole[r][p], v) * (scale * of_rows[r]));
+            }
+        }
+}
+
 // Sums [ROWS, STRIP] of some rows with PANELS panels of a strip. Meanwhile `ask` lines of what is read `next` are asked
 // for with each block.
 template <int KIND, int ROWS, int PANELS>
@@ -251,17 +269,7 @@ __attribute__((noinline)) void tile(const Packed *matrix, const uint8_t *strip, 
                 for (int p = 0; p < PANELS; p++) whole[r][p] = splat_sum(starts[r]);
             add_block<KIND>(table, strip + panel * 4 * PANEL, a, length, whole);
             strip += STEP * (length / at_once), a += ROWS * length;
-#pragma GCC unroll 4
-            for (int p = 0; p < PANELS; p++)
-#pragma GCC unroll 4
-                for (int v = 0; v < VECTORS; v++) {
-                    vf scale = load_halves(group_scales + p * PANEL + v * LANES);
-#pragma GCC unroll 8
-                    for (int r = 0; r < ROWS; r++) {
-                        float *to = sums + r * STRIP + p * PANEL + v * LANES;
-                        store(to, load(to) + sum_floats(whole[r][p], v) * (scale * scales[r]));
-                    }
-                }
+            add_floats(whole, group_scales, scales, sums);
             scales += ROWS, starts += ROWS;
         }
         if (zeros == ZEROS_MIDDLE) continue;
@@ -350,20 +358,14 @@ __attribute__((noinline)) void shared_tile(const Packed *matrix, const uint8_t *
         const float times = has_offsets ? -1.0f : -(float)(1 << (bits_of(KIND) - 1));
 #pragma GCC unroll 4
         for (int p = 0; p < PANELS; p++) {
-            Sums taken[ROWS];
-            for (int r = 0; r < ROWS; r++) taken[r] = splat_sum(0);
+            Sums taken[ROWS][1];
+            for (int r = 0; r < ROWS; r++) taken[r][0] = splat_sum(0);
             for (int g = 0; g < groups; g++) {
                 Small of_group = load_small(less + g * STRIP + p * PANEL);
 #pragma GCC unroll 8
-                for (int r = 0; r < ROWS; r++) taken[r] = add_small(taken[r], of_group, group_sums[g * ROWS + r]);
+                for (int r = 0; r < ROWS; r++) taken[r][0] = add_small(taken[r][0], of_group, group_sums[g * ROWS + r]);
             }
-            for (int v = 0; v < VECTORS; v++) {
-                vf scale = load_halves(shared_less + p * PANEL + v * LANES) * times;
-                for (int r = 0; r < ROWS; r++) {
-                    float *to = sums + r * STRIP + p * PANEL + v * LANES;
-                    store(to, load(to) + sum_floats(taken[r], v) * (scale * scales[r]));
-                }
-            }
+            add_floats(taken, shared_less + p * PANEL, scales, sums + p * PANEL, times);
         }
         Sums whole[ROWS][PANELS];
         for (int r = 0; r < ROWS; r++)
@@ -375,17 +377,7 @@ __attribute__((noinline)) void shared_tile(const Packed *matrix, const uint8_t *
             add_group<KIND>(strip + panel * 4 * PANEL, a, group, whole, of_group);
             strip += STRIP * group * bits_of(KIND) / 8;
         }
-#pragma GCC unroll 4
-        for (int p = 0; p < PANELS; p++)
-#pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; v++) {
-                vf scale = load_halves(shared + p * PANEL + v * LANES);
-#pragma GCC unroll 8
-                for (int r = 0; r < ROWS; r++) {
-                    float *to = sums + r * STRIP + p * PANEL + v * LANES;
-                    store(to, load(to) + sum_floats(whole[r][p], v) * (scale * scales[r]));
-                }
-            }
+        add_floats(whole, shared, scales, sums);
     }
 }
 

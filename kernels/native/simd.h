@@ -258,4 +258,29 @@ INLINE void transpose(vi *r) {
 }
 #endif
 
+#if LANES == 8
+// Of each half of x and y the sums of neighbours, those of x first.
+INLINE vf add_neighbours(vf x, vf y) {
+    return (vf)_mm256_shuffle_ps((__m256)x, (__m256)y, 0x88) + (vf)_mm256_shuffle_ps((__m256)x, (__m256)y, 0xdd);
+}
+#endif
+
+// The sum of each vector's lanes, in one vector.
+INLINE vf sum_each(const vf (&x)[LANES]) {
+#if LANES == 8
+    vf pairs[4], fours[2];
+    for (int i = 0; i < 4; i++) pairs[i] = add_neighbours(x[2 * i], x[2 * i + 1]);
+    for (int i = 0; i < 2; i++) fours[i] = add_neighbours(pairs[2 * i], pairs[2 * i + 1]);
+    return (vf)_mm256_permute2f128_ps((__m256)fours[0], (__m256)fours[1], 0x20) +
+           (vf)_mm256_permute2f128_ps((__m256)fours[0], (__m256)fours[1], 0x31);
+#else
+    vi rows[LANES];
+    memcpy(rows, x, sizeof rows);
+    transpose(rows);
+    vf parts[4] = {};
+    for (int i = 0; i < LANES; i++) parts[i % 4] += (vf)rows[i];
+    return (parts[0] + parts[1]) + (parts[2] + parts[3]);
+#endif
+}
+
 }  // namespace

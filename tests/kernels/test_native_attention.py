@@ -80,11 +80,28 @@ def test_few_long_rows_are_shared_out(library: Library, make_batch: Callable[...
         check(library, batch, rule, threads)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("heads", [(4, 4), (12, 4), (16, 2), (32, 2), (34, 2)], ids=str)
+def test_rows_enough_for_heads_together(
+    library: Library, heads: tuple[int, int], dtype: torch.dtype, make_batch: Callable[..., Any]
+) -> None:
+    """A thread takes several heads of a task; one context is cut, and one has too many queries for that."""
+    batch = make_batch([(1, 3000), *((1 + i % 2, 50 + 9 * i) for i in range(12)), (40, 90)], heads=heads, dtype=dtype)
+    rule = ScoreRule(scale=batch.scale, sinks_N=torch.linspace(-1.0, 2.0, heads[0]))
+    check(library, batch, rule)
+    clean = run(library, batch, rule)
+    batch.q_TNH[3, 1] = float("nan")
+    out = run(library, batch, rule)
+    assert out[3, 1].isnan().all()
+    out[3, 1] = clean[3, 1]
+    assert torch.equal(out, clean)
+
+
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_rule_and_shape(library: Library, make_batch: Callable[..., Any], data: st.DataObject) -> None:
     draw = data.draw
-    group, kv_heads = draw(st.sampled_from([1, 2, 3, 7, 12])), draw(st.integers(1, 3))
+    group, kv_heads = draw(st.sampled_from([1, 2, 3, 7, 12, 20])), draw(st.integers(1, 4))
     lens = draw(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 200)), min_size=1, max_size=4))
     dtype = draw(st.sampled_from([torch.float32, torch.bfloat16]))
     batch = make_batch(
