@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -108,8 +109,17 @@ class Cluster:
         return self._dynamic.resources.get(api_version=api_version, kind=kind)
 
 
+def patience() -> float:
+    """Return how much longer than elsewhere things may take here: others may have the node's cores meanwhile."""
+    return float(os.environ.get("PAGEFLEET_E2E_PATIENCE", "1"))
+
+
 def wait_until(look: Callable[[], T], what: str, timeout_s: float = 60) -> T:
-    """Poll until `look` gives something truthy, and return it; the test fails, naming `what`, after `timeout_s`."""
+    """Poll until `look` gives something truthy, and return it; after `timeout_s` the test fails, naming `what`.
+
+    That many seconds are meant for two busy cores: `patience` multiplies them.
+    """
+    timeout_s *= patience()
     deadline = time.monotonic() + timeout_s
     while not (found := look()):
         assert time.monotonic() < deadline, f"{what}: not so after {timeout_s:g} s"

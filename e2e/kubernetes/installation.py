@@ -9,13 +9,14 @@ from typing import Any
 import helm_python
 import yaml
 
-from e2e.kubernetes.cluster import Cluster, Images, wait_until
+from e2e.kubernetes.cluster import Cluster, Images, patience, wait_until
 
 CHART = Path(__file__).parents[2] / "charts" / "pagefleet"
 RELEASE = "pagefleet"
 OPERATOR = "pagefleet-operator"
 DEFINITIONS = ("inferenceservices.pagefleet.dev", "inferenceprofiles.pagefleet.dev")
 DEPLOY_TIMEOUT_S = 180
+REMOVE_TIMEOUT_S = 60
 DEFINITION = ("apiextensions.k8s.io/v1", "CustomResourceDefinition")
 
 
@@ -42,7 +43,7 @@ class Installation:
         """Install, and wait until the operators are ready; returns the notes."""
         self._take_definitions()
         release = self._config.install(
-            CHART, RELEASE, self._values, namespace=self.namespace, wait="watcher", timeout=DEPLOY_TIMEOUT_S
+            CHART, RELEASE, self._values, namespace=self.namespace, wait="watcher", timeout=seconds(DEPLOY_TIMEOUT_S)
         )
         return str(release["notes"])
 
@@ -54,11 +55,11 @@ class Installation:
             merged(self._values, values),
             namespace=self.namespace,
             wait="watcher",
-            timeout=DEPLOY_TIMEOUT_S,
+            timeout=seconds(DEPLOY_TIMEOUT_S),
         )
 
     def uninstall(self) -> None:
-        self._config.uninstall(RELEASE, wait="watcher", timeout=60, ignore_not_found=True)
+        self._config.uninstall(RELEASE, wait="watcher", timeout=seconds(REMOVE_TIMEOUT_S), ignore_not_found=True)
 
     def test(self) -> str:
         """Run what `helm test` runs; returns what it printed."""
@@ -115,6 +116,10 @@ class Installation:
             if self._cluster.get(version, kind, name):
                 metadata = {"name": name, "annotations": owner, "labels": {"app.kubernetes.io/managed-by": "Helm"}}
                 self._cluster.apply({"apiVersion": version, "kind": kind, "metadata": metadata})
+
+
+def seconds(usual: int) -> int:
+    return round(usual * patience())
 
 
 def merged(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

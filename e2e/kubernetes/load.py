@@ -15,6 +15,8 @@ from e2e.kubernetes.service import Service
 PROGRAM = Path(__file__).with_name("load_pod.py")
 ASKERS, STREAMERS = 4, 2
 """Requests at a time, of both kinds."""
+PATIENCE_S = 240
+"""For a few answers, where others' processes and starting engines have most of a small node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,6 @@ class Load:
             return now if now.asked >= before.asked + asked and now.streamed >= before.streamed + streamed else None
 
         try:
-            return wait_until(enough, "requests are answered")  # type: ignore[return-value]
+            return wait_until(enough, "requests are answered", PATIENCE_S)  # type: ignore[return-value]
         except AssertionError as error:
             raise AssertionError(f"{error}: {self.account()}") from None

@@ -17,6 +17,8 @@ import aiohttp
 STREAM_TOKENS = 60
 PAUSE_S = 0.05
 PRINT_S = 0.5
+SILENCE_S = 120
+"""Without a byte of an answer: a busy node may take minutes for one, and it is none the worse."""
 SENTENCE = " It says what a page fleet is, and what it is not."
 TOPICS = ("The router", "A fleet", "The engine", "Each block", "Tokens", "Caches", "The model", "Requests")
 
@@ -81,7 +83,8 @@ async def repeat(work: Work, asked: Asked, numbers: Iterator[int], account: Acco
     """Ask for ever. Every second client takes a new connection for each request."""
     number = next(numbers)
     connector = aiohttp.TCPConnector(force_close=number % 2 == 0)
-    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(60)) as session:
+    timeout = aiohttp.ClientTimeout(total=None, sock_read=SILENCE_S)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         while True:
             try:
                 wrong = await work(session, asked, number)

@@ -6,6 +6,8 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
+from pagefleet_protocol.early_stop import ended_by_sigterm
+
 from pagefleet_engine.config import EngineConfig, ServerConfig, check_together
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.rank_settings import rank_settings
@@ -52,6 +54,7 @@ def _check_folders(config: EngineConfig) -> None:
     local_tokenizer(config, os.environ)
 
 
+@ended_by_sigterm()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the server; returns the exit status, with numbers of its own for mistakes in settings and for models."""
     try:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
+from pagefleet_protocol.early_stop import ended_by_sigterm
 from pagefleet_protocol.settings.fields import Between, HostName, Port, Seconds, Shown
 from pagefleet_protocol.settings.program import Program
 
@@ -71,11 +71,9 @@ OPERATE = Program(
 )
 
 
+@ended_by_sigterm()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0 after a clean stop, 1 after a failure, 2 when the settings cannot work."""
-    # The first process of a container ignores signals that it has no handler for: stopped before the operator listens
-    # for them, which takes seconds of imports, its pod would stay for all of its grace period.
-    before = signal.signal(signal.SIGTERM, _end_at_once)
     try:
         given = OPERATE.read(sys.argv[1:] if argv is None else argv, os.environ)
         images = OPERATE.build(Images, given)
@@ -88,12 +86,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status if isinstance(error, SettingsError) else 1
     except KeyboardInterrupt:
         return 130  # before there was anything to stop
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _end_at_once(number: int, _: object) -> NoReturn:
-    sys.exit(128 + number)
 
 
 def settings_from(given: Mapping[str, Any], images: Images, environment: Mapping[str, str]) -> OperateSettings:

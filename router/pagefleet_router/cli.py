@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
+from pagefleet_protocol.early_stop import ended_by_sigterm
 from pagefleet_protocol.settings.program import Program
 
 from pagefleet_router.config import RouterConfig
@@ -30,6 +31,7 @@ def read_configuration(arguments: Sequence[str], environment: Mapping[str, str])
     return ROUTE.build(RouterConfig, ROUTE.read(arguments, environment))
 
 
+@ended_by_sigterm()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the router; returns the exit status, 2 for a mistake in the settings."""
     try:

@@ -213,7 +213,7 @@ class KubeCluster:
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as failure:
             # ValueError: an answer that is not JSON, from something that stands before the API server.
             status = 0
-            raise Unavailable(f"{verb} {kind.kind}: {failure or type(failure).__name__}") from failure
+            raise Unavailable(f"{verb} {kind.kind}: {str(failure) or type(failure).__name__}") from failure
         except asyncio.CancelledError:
             status = 0
             raise

@@ -186,7 +186,7 @@ def test_no_answer_is_a_failure_in_time() -> None:
     async def scenario(lab: Lab) -> None:
         lab.fence.seconds = 0.1  # a write may not last longer than the lease
         hanging = lab.api.faults.hang(method="PATCH")
-        with pytest.raises(Unavailable, match="apply ConfigMap"):
+        with pytest.raises(Unavailable, match="apply ConfigMap: TimeoutError"):
             await lab.cluster.apply(config())
         hanging.released.set()
         await lab.api.go_down()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -165,23 +164,3 @@ def test_a_real_start_without_a_cluster_ends_with_what_to_do(tmp_path: Path) -> 
         _, stderr = process.communicate(timeout=120)
         assert process.returncode == 2
         assert says in stderr.splitlines()[-1]
-
-
-def test_a_signal_before_the_operator_listens_ends_the_first_process_of_a_container() -> None:
-    """Such a process ignores signals that nothing in it handles; so does this one, and its imports never end."""
-    code = (
-        "import signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "class Slow:\n"
-        "    def find_spec(self, name, path, target=None):\n"
-        "        if name == 'pagefleet_operator.handlers':\n"
-        "            print('imports', flush=True); time.sleep(60)\n"
-        "sys.meta_path.insert(0, Slow())\n"
-        "from pagefleet_operator import operate_cli\n"
-        f"sys.exit(operate_cli.main({IMAGES!r}))\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "imports\n"
-        process.terminate()
-        assert process.wait(20) == 128 + signal.SIGTERM
