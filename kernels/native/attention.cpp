@@ -24,10 +24,6 @@ const int FEW_ROWS = 4;
 const int FEW_ROWS = 16;
 #endif
 
-// Rows of a query that are looked at together, of several heads: a block's heads lie beside each other, and long stretches
-// of memory come faster.
-const int ROWS_TOGETHER = 16;
-
 // Keys of a head that are looked at before the next head's.
 const int STRETCH = 16;
 
@@ -397,12 +393,12 @@ template <class T> struct Work {
     }
 };
 
-// Heads that are looked at together, of few queries, if so many threads find enough to do all the same.
-int heads_together(const Layer *layer, const Plan *plan, int threads) {
-    int most = ROWS_TOGETHER / (layer->group < ROWS_TOGETHER ? layer->group : ROWS_TOGETHER);
+// Heads that a thread takes together, so that so many threads find enough to do.
+int heads_at_once(const Layer *layer, const Plan *plan, int threads) {
+    int heads = heads_together(layer->group, layer->kv_heads);
     int enough = threads > 1 ? threads * WORK_PER_THREAD : 1;
-    while (most > 1 && (layer->kv_heads % most || plan->num_tasks * (layer->kv_heads / most) < enough)) most--;
-    return most;
+    while (heads > 1 && (layer->kv_heads % heads || plan->num_tasks * (layer->kv_heads / heads) < enough)) heads--;
+    return heads;
 }
 
 template <class T>
@@ -441,7 +437,7 @@ template <class T>
 void attend(const Layer *layer, const Step *step, const Plan *plan, const T *q, int64_t q_token, int64_t q_head, T *out,
             uint32_t *memory, int64_t per_thread, int32_t threads) {
     int32_t next = 0;
-    Work<T> work = {layer, step, plan, heads_together(layer, plan, threads)};
+    Work<T> work = {layer, step, plan, heads_at_once(layer, plan, threads)};
     if (threads <= 1) return attend_tasks(work, q, q_token, q_head, out, memory, &next);
 #pragma omp parallel num_threads(threads)
     attend_tasks(work, q, q_token, q_head, out, memory + per_thread * omp_get_thread_num(), &next);

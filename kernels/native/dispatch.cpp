@@ -113,7 +113,7 @@ const InstructionSet *instruction_set(int32_t nth) {
 PlanSize plan_attention(const Step *step, int32_t group, int32_t kv_heads, int32_t window, int32_t chunk,
                         int32_t threads, Task *tasks) {
     PlanSize size = {0, 0, 0, threads};
-    int tile = tile_queries(group);
+    int tile = tile_queries(group), together = heads_together(group, kv_heads);
     int64_t longest = 0;  // that a task may take
     for (int pass = 0; pass < 2; pass++) {  // first the cost of all, then the tasks
         for (int s = 0; s < step->num_seqs; s++) {
@@ -128,7 +128,8 @@ PlanSize plan_attention(const Step *step, int32_t group, int32_t kv_heads, int32
                     longest += cost * kv_heads;
                     continue;
                 }
-                int64_t parts = threads > 1 && longest > 0 ? (cost + longest - 1) / longest : 1;
+                int64_t beside = count * group <= ROWS_TOGETHER ? cost * together : cost;
+                int64_t parts = threads > 1 && longest > 0 ? (beside + longest - 1) / longest : 1;
                 int64_t most = (high - low) / SHORTEST_PART;
                 if (parts > most) parts = most;
                 if (parts < 1) parts = 1;

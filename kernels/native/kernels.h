@@ -194,6 +194,16 @@ PlanSize plan_attention(const Step *step, int32_t group, int32_t kv_heads, int32
 const int KEYS_AT_ONCE = 128;  // that a tile looks at
 const int TILE_ROWS = 96;      // queries times heads of a tile, or all heads of one query
 
+// Rows of few queries that are looked at together, of several heads: a block's heads lie beside each other, and long
+// stretches of memory come faster.
+const int ROWS_TOGETHER = 16;
+
+static inline int heads_together(int group, int kv_heads) {
+    int most = group < ROWS_TOGETHER ? ROWS_TOGETHER / group : 1;
+    while (kv_heads % most) most--;
+    return most;
+}
+
 static inline int tile_queries(int group) { return group >= TILE_ROWS ? 1 : TILE_ROWS / group; }
 
 static inline int first_seen(int window, int chunk, int position) {
