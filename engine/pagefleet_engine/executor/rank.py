@@ -16,9 +16,9 @@ from pagefleet_kv.p2p.planes.device.copies import DevicePool
 from pagefleet_kv.p2p.planes.local_device import CARRIERS, LocalDevice
 from torch._C._distributed_c10d import PrefixStore
 
-from pagefleet_engine.executor.asked_planes import PlaneServer
 from pagefleet_engine.executor.asked_pool import CopyServer
 from pagefleet_engine.executor.messages import Carry, Loaded, RankStart, digest
+from pagefleet_engine.executor.plane_server import PlaneServer
 from pagefleet_engine.executor.rank_loop import PATIENCE_S, BuiltRank
 from pagefleet_engine.executor.ring_channel import RingInlet, RingOutlet
 from pagefleet_engine.executor.vital_signs import Awaited, OwnSigns

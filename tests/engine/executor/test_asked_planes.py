@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import pytest
 import torch
-from pagefleet_engine.executor.asked_planes import AskedDevice, AskedPlane, PlaneServer
+from pagefleet_engine.executor.asked_planes import AskedDevice, AskedPlane, PlaneRings
+from pagefleet_engine.executor.plane_server import PlaneServer
 from pagefleet_engine.executor.rank_pages import StepFence
 from pagefleet_engine.executor.ring import make_ring_pair
 from pagefleet_kv.cuda_memory import CudaError
@@ -69,7 +70,7 @@ class End:
             rings = make_ring_pair(1 << 14)
             make = make or (lambda copies, most: IpcCarriers(memory, copies))
             PlaneServer(LocalDevice(self.pools[-1], {"cuda_ipc": make}), rings, lambda: self.num_finished)
-            planes.append(AskedDevice(rings, self.fence, lambda: self.is_over).open(OPENING))
+            planes.append(AskedDevice(PlaneRings(rings), self.fence, lambda: self.is_over).open(OPENING))
         self.shards = shards
         self.plane = RankedPlane("cuda_ipc", planes, _launch, shards, WHOLE_BYTES, PATIENCE_S)
 

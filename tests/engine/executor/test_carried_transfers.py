@@ -17,8 +17,9 @@ import pytest
 import torch
 from pagefleet_engine.core.step import ScheduledRows, StepPlan
 from pagefleet_engine.errors import EngineDead
-from pagefleet_engine.executor.asked_planes import AskedDevice, PlaneServer
+from pagefleet_engine.executor.asked_planes import AskedDevice, PlaneRings
 from pagefleet_engine.executor.messages import Carry, Launch, Loaded, encode
+from pagefleet_engine.executor.plane_server import PlaneServer
 from pagefleet_engine.executor.rank_loop import BuiltRank, RankLoop, wait_on
 from pagefleet_engine.executor.rank_pages import StepFence
 from pagefleet_engine.executor.ring import RingReader, RingWriter, make_ring, make_ring_pair
@@ -109,7 +110,7 @@ class End:
             asked = make_ring_pair(1 << 14)
             device = LocalDevice(pool, {"nccl": partial(self._carriers, rank)})
             server = PlaneServer(device, asked, partial(getattr, own, "num_finished"))
-            planes.append(AskedDevice(asked, self.fence, lambda: False).open(OPENING))
+            planes.append(AskedDevice(PlaneRings(asked), self.fence, lambda: False).open(OPENING))
             built = BuiltRank(
                 SummingWorker(partial(self._sum, rank)),  # type: ignore[arg-type]
                 LOADED,

@@ -307,7 +307,7 @@ def test_planes_between_devices_need_a_device(plane: str) -> None:
     config = KVTransferConfig(kv_connector="p2p", kv_data_plane=plane)  # type: ignore[arg-type]
     side = engine_side(BytePages(4))
     with pytest.raises(
-        KVConfigError, match=f"kv_data_plane {plane} needs K/V on GPUs of one machine: give auto or tcp"
+        KVConfigError, match=f"kv_data_plane {plane} needs K/V on GPUs: give auto or tcp"
     ):
         device_planes(config, side, 1 << 20)
     assert device_planes(dataclasses.replace(config, kv_data_plane="auto"), side, 1 << 20) == {}
