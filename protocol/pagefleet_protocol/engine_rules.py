@@ -55,8 +55,8 @@ ONE_COPY = (
     "give parallelism.expert"
 )
 KV_OF_RANKS = (
-    "K/V of several ranks goes by tcp, or by nccl between GPUs where each engine is on one node and shares no experts: "
-    "leave out disaggregation.dataPlane"
+    "K/V of several ranks goes by tcp, or by nccl between GPUs of engines whose copies share no experts: leave out "
+    "disaggregation.dataPlane"
 )
 PORTS_OF_A_POOL = 8
 """Of inference.networking.k8s.io/v1."""

@@ -365,6 +365,14 @@ def test_no_key_is_one_line_that_says_how_to_make_one(scene: Scene) -> None:
         ProcessExecutor(scene.config(), scene.folder, llama_arch(), None, COMMAND, several)
 
 
+def test_a_follower_that_passes_no_k_v_any_more_ends_the_engine(scene: Scene) -> None:
+    executor, following = scene.pair()
+    following.follower._post(following.follower._planes_failed)
+    with pytest.raises(EngineDead, match=f"rank 1 on {HOST} passes no K/V any more, as its node's log says: the"):
+        end_of(executor)
+    assert f"node 1 on {HOST} passes no K/V any more" in following.end()
+
+
 def test_a_follower_that_is_stopped_is_noticed(scene: Scene) -> None:
     """The rank is; its machine is played by this process, which cannot be."""
     executor, follower = scene.pair()
