@@ -108,7 +108,10 @@ class Scene:
         while not condition():
             told = {name: end.seen for name, end in self.ends.items()}
             assert time.monotonic() < deadline, f"{what} does not come: {told}"
-            select.select([end.plane.bell for end in self.ends.values()], [], [], 0.05)
+            bells = select.poll()
+            for end in self.ends.values():
+                bells.register(end.plane.bell, select.POLLIN)
+            bells.poll(50)
             self.pump()
 
     def wait_for(self, end: DeviceEnd, kind: type[PlaneEvent], count: int = 1) -> list[PlaneEvent]:

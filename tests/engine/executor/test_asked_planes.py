@@ -38,6 +38,7 @@ from pagefleet_kv.port import KVShard
 
 from tests.fakes.byte_pages import PATIENCE_S
 from tests.fakes.device_planes import Scene, TorchPool
+from tests.fakes.many_descriptors import many_descriptors
 from tests.fakes.nccl_world import FakeSharedMemory
 
 LAYERS, HEADS, HEAD_BYTES, NUM_BLOCKS = 3, 2, 8, 12
@@ -209,6 +210,14 @@ def test_what_is_given_up_waits_for_no_step(pairs: Callable[..., Pair]) -> None:
     assert not [event for event in rank.events() if isinstance(event, LinkDown | FrameSent)]
     pair.p.fence.num_taken = pair.d.fence.num_launched = pair.d.fence.num_taken = 2
     next(iter(pair.d.plane._ranks)).land("p/0", Landing(TRANSFER, 3, 0, [0, 1]))  # planes are closed with it
+
+
+def test_ranks_with_more_than_a_thousand_descriptors_have_planes(pairs: Callable[..., Pair]) -> None:
+    with many_descriptors():
+        pair = pairs(BY_HEAD, BY_HEAD)
+        pair.d.plane.land("p", Landing(TRANSFER, 1, 0, [0, 1]))
+        pair.send(0, 1, 2)
+        pair.told(pair.d, FrameArrived)
 
 
 def test_a_part_that_is_damaged_refuses_the_frame(pairs: Callable[..., Pair]) -> None:
