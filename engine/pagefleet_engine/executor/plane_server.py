@@ -102,14 +102,12 @@ class PlaneServer:
         self._count_at = 0.0
         threading.Thread(target=self._run, name="kv planes", daemon=True).start()
 
-    def launch(self, plane: str, turn: int) -> None:
-        """Have a transfer launched whose turn it is, and wait until it is or will never be; of another thread."""
-        if (found := self._planes.get(plane)) is None:
-            return
-        launched = threading.Event()
-        found.launch(turn, launched.set)
-        while not launched.wait(COUNT_S) and plane in self._planes:
-            pass
+    def launch(self, plane: str, turn: int) -> LaunchingTransfer:
+        """Have a transfer launched whose turn it is; of another thread."""
+        launching = LaunchingTransfer(lambda: plane in self._planes)
+        if (found := self._planes.get(plane)) is not None:
+            found.launch(turn, launching.end)
+        return launching
 
     def _run(self) -> None:
         try:
@@ -218,6 +216,28 @@ class PlaneServer:
 
     def _say(self, message: Told) -> None:
         self._answers.send([encode(message)], _wait_on)
+
+
+class LaunchingTransfer:
+    """Implements `Launching`; `is_passed`: whether there is still a plane that it is of."""
+
+    def __init__(self, is_passed: Callable[[], bool]) -> None:
+        self._is_passed = is_passed
+        self._has_ended = threading.Event()
+
+    @property
+    def is_over(self) -> bool:
+        """See Launching."""
+        return self._has_ended.is_set() or not self._is_passed()
+
+    def wait(self) -> None:
+        """See Launching."""
+        while not self._has_ended.wait(COUNT_S) and self._is_passed():
+            pass
+
+    def end(self) -> None:
+        """Say that it is over."""
+        self._has_ended.set()
 
 
 def _wait_on() -> None:

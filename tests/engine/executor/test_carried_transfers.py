@@ -20,7 +20,7 @@ from pagefleet_engine.errors import EngineDead
 from pagefleet_engine.executor.asked_planes import AskedDevice, PlaneRings
 from pagefleet_engine.executor.messages import Carry, Launch, Loaded, encode
 from pagefleet_engine.executor.plane_server import PlaneServer
-from pagefleet_engine.executor.rank_loop import BuiltRank, RankLoop, wait_on
+from pagefleet_engine.executor.rank_loop import BuiltRank, Launching, RankLoop, wait_on
 from pagefleet_engine.executor.rank_pages import StepFence
 from pagefleet_engine.executor.ring import RingReader, RingWriter, make_ring, make_ring_pair
 from pagefleet_engine.executor.trace import ThreadTrace
@@ -156,9 +156,8 @@ class End:
             self._commands.send(encode(Carry("nccl", turns)), wait_on)
 
     @staticmethod
-    def _carry(server: PlaneServer, rank: int, command: Carry) -> None:
-        if rank in command.turns:
-            server.launch(command.plane, command.turns[rank])
+    def _carry(server: PlaneServer, rank: int, command: Carry) -> Launching | None:
+        return server.launch(command.plane, command.turns[rank]) if rank in command.turns else None
 
     @staticmethod
     def _run(loop: RankLoop) -> None:

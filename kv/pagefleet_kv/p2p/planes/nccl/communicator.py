@@ -24,7 +24,8 @@ from pagefleet_kv.p2p.planes.nccl.library import NcclError, NcclFunctions, State
 SOURCE_RANK = 0
 TARGET_RANK = 1
 IN_TURN_STALL_S = 5.0
-"""Most seconds for a transfer in turn, for which steps may wait: ranks give each other up after `PATIENCE_S`, 9."""
+"""Most seconds for a transfer in turn. Steps wait for all that were launched before them, which a rank launches beside
+each other; and ranks give each other up after `PATIENCE_S`, 9, or are taken for hung after `HANG_S`, 8."""
 
 
 @dataclass(frozen=True, slots=True)
