@@ -99,7 +99,7 @@ class Devices:
 
     def _nccl(self, copies: DeviceCopies, most: tuple[int, int]) -> Carriers:
         self.libraries.append(FakeNccl(self.world))
-        return NcclCarriers(self.libraries[-1], copies, *most, PATIENCE_S, 2.0)
+        return NcclCarriers(self.libraries[-1], copies, *most, PATIENCE_S)
 
     def planes(self, config: KVTransferConfig, side: EngineSide, blocks_per_frame: int) -> dict[PlaneName, RankedPlane]:
         """As `device_planes`, where the host is a device, or one of each rank's."""
