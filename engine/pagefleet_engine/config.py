@@ -243,7 +243,7 @@ class EngineConfig:
     @property
     def carries(self) -> bool:
         """Whether ranks launch transfers of K/V among their steps, in one order for all."""
-        return self.kv_transfer.kv_data_plane == "nccl" and self.parallel.world_size > 1
+        return self.kv_transfer.kv_data_plane == "nccl" and not self.parallel.is_alone
 
     @property
     def takes_unasked(self) -> bool:
@@ -267,11 +267,6 @@ class EngineConfig:
         ranks = f"{self.parallel.describe()}, and"
         if self.execution.compile:
             raise ConfigError(f"{ranks} torch.compile cannot trace what ranks send each other: leave compile out")
-        if plane == "nccl" and self.parallel.is_networked:
-            raise ConfigError(
-                f"{ranks} kv_data_plane nccl needs them on one machine (no nnodes, no distributed_executor_backend "
-                "ray): give auto or tcp"
-            )
         if plane == "nccl" and role == "both":
             raise ConfigError(
                 f"{ranks} by kv_data_plane nccl they send K/V or receive it, as engines that do both could wait for "

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
+import time
 
 
 class Bell:
@@ -37,3 +39,18 @@ class Bell:
     def close(self) -> None:
         self._hand.close()
         self._ear.close()
+
+
+_LEAST_S = 0.001
+"""That the system can wait for descriptors."""
+
+
+def wait_for_any(bells: select.poll, timeout_s: float) -> None:
+    """Return once one of them is readable, or the time is up; a short one may be slept through.
+
+    Takes descriptors of any number: `select.select` refuses those from 1024 on.
+    """
+    if timeout_s >= _LEAST_S:
+        bells.poll(timeout_s * 1000)
+    elif not bells.poll(0):
+        time.sleep(timeout_s)

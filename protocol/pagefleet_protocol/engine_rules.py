@@ -54,9 +54,11 @@ ONE_COPY = (
     "copies that share no experts are engines by themselves: leave out parallelism.data, and give spec.replicas; or "
     "give parallelism.expert"
 )
+_KV_VARIABLES = tuple(f"PAGEFLEET_ENGINE_KV_{name}" for name in ("CONNECTOR", "ROLE", "DATA_PLANE"))
+"""Which would say of the same what no flag may."""
 KV_OF_RANKS = (
-    "K/V of several ranks goes by tcp, or by nccl between GPUs where each engine is on one node and shares no experts: "
-    "leave out disaggregation.dataPlane"
+    "K/V of several ranks goes by tcp, or by nccl between GPUs of engines whose copies share no experts: leave out "
+    "disaggregation.dataPlane"
 )
 PORTS_OF_A_POOL = 8
 """Of inference.networking.k8s.io/v1."""
@@ -69,6 +71,10 @@ LEAST_ROOM = "1Mi"
 
 def _one_value(variable: EnvVar) -> bool:
     return (variable.value is None) != (variable.value_from is None)
+
+
+def _no_kv_variable(variable: EnvVar) -> bool:
+    return variable.name not in _KV_VARIABLES
 
 
 def _no_own_flag(args: tuple[str, ...]) -> bool:
@@ -162,6 +168,12 @@ ENGINE_RULES = (
         "has(self.value) != has(self.valueFrom)",
         "give either value or valueFrom",
         _one_value,
+    ),
+    Rule(
+        (*_SPEC, "engine", "env", ITEMS),
+        f"!(self.name in {list(_KV_VARIABLES)})",
+        f"must set none of {', '.join(_KV_VARIABLES)}: engines pass K/V as spec.disaggregation says, so write that",
+        _no_kv_variable,
     ),
     _offload_rule(*_SPEC, "engine", "kvOffload"),
 )

@@ -73,6 +73,10 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
         service_document(disaggregation={"dataPlane": "cuda_ipc", "decode": {"resources": {"gpus": 2}}}),
     ),
     ("spec.engine.args", service_document(engine={"args": ["-tp", "2"]})),
+    (
+        "spec.engine.env[0]",
+        service_document(engine={"env": [{"name": "PAGEFLEET_ENGINE_KV_ROLE", "value": "both"}]}),
+    ),
     ("spec.replicas", service_document(replicas=2, autoscaling={"max": 4})),
     ("spec.replicas", service_document(replicas=0, autoscaling={"max": 4, "mode": "Internal"})),
     ("spec.autoscaling.max", service_document(autoscaling={"min": 2})),
@@ -147,6 +151,10 @@ BROKEN_PROFILES: list[tuple[str, dict[str, Any]]] = [
     ("metadata.name", profile_document("h100" * 11)),
     ("spec.engine.args", profile_document(engine={"args": ["--dtype=float16"]})),
     ("spec.engine.env[0]", profile_document(engine={"env": [{"name": "A"}]})),
+    (
+        "spec.engine.env[0]",
+        profile_document(engine={"env": [{"name": "PAGEFLEET_ENGINE_KV_CONNECTOR", "value": "p2p"}]}),
+    ),
     ("spec.engine.kvOffload", profile_document(engine={"kvOffload": {"memory": "32"}})),
 ]
 

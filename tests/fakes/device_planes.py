@@ -13,6 +13,7 @@ from pagefleet_kv.p2p.planes.device.copies import DeviceCopies
 from pagefleet_kv.p2p.planes.device.link import Carriers
 from pagefleet_kv.p2p.planes.device.plane import DevicePlane
 from pagefleet_kv.p2p.planes.nccl.carrier import NcclCarriers
+from pagefleet_kv.port import KVPages
 
 from tests.fakes.byte_pages import PATIENCE_S
 from tests.fakes.kv_plane import BLOCK, COMPATIBILITY, GARBAGE, NUM_BLOCKS, content
@@ -37,6 +38,23 @@ class TorchPool:
     def poke(self, block: int, data: bytes) -> None:
         """Give a block's bytes."""
         self.blocks[block] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+class PoolOfHost:
+    """Pages of the host, as if they were a device's."""
+
+    def __init__(self, pages: KVPages) -> None:
+        assert pages.host is not None
+        self._pages = pages
+        self.bytes_per_block = pages.bytes_per_block
+        self.host = None
+        self.wants_pinned = False
+        self.blocks = torch.frombuffer(pages.host, dtype=torch.uint8).view(-1, pages.bytes_per_block)
+        self.read = pages.read
+        self.write = pages.write
+
+    def after_steps(self, stream: torch.cuda.Stream) -> None:
+        raise AssertionError("there are no streams on a CPU")
 
 
 class DeviceEnd:
@@ -90,7 +108,10 @@ class Scene:
         while not condition():
             told = {name: end.seen for name, end in self.ends.items()}
             assert time.monotonic() < deadline, f"{what} does not come: {told}"
-            select.select([end.plane.bell for end in self.ends.values()], [], [], 0.05)
+            bells = select.poll()
+            for end in self.ends.values():
+                bells.register(end.plane.bell, select.POLLIN)
+            bells.poll(50)
             self.pump()
 
     def wait_for(self, end: DeviceEnd, kind: type[PlaneEvent], count: int = 1) -> list[PlaneEvent]:

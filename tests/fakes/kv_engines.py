@@ -5,23 +5,29 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import select
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pagefleet_engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagefleet_engine.engine_core.build import build_core
 from pagefleet_engine.engine_core.engine_core import EngineCore
 from pagefleet_engine.engine_core.messages import AddRequest, RequestOutput
+from pagefleet_engine.errors import EngineDead
+from pagefleet_engine.nodes.follower import Follower, LeaderAddress
 from pagefleet_engine.ranks.parallelism import Parallelism
 from pagefleet_kv.config import KVTransferConfig
+from pagefleet_kv.curve import load_fleet_key
 from pagefleet_kv.p2p.connector import METRIC, P2PConnector
 from pagefleet_kv.p2p.peers import AllowedPeers
 from pagefleet_kv.port import EngineIdentity
 from pagefleet_protocol.kv_handoff import KvTransfer, OnFailure
 from pagefleet_protocol.sampling_params import SamplingParams
+
+from tests.fakes.free_ports import free_ports
 
 PATIENCE_S = 60.0
 NUM_BLOCKS = 64
@@ -117,6 +123,8 @@ class Fleet:
         num_tokens: int = NUM_BLOCKS * 16,
         tensor: int = 1,
         stages: int = 1,
+        nodes: int = 1,
+        backend: Literal["mp", "ray"] = "mp",
         **kv: Any,
     ) -> FleetEngine:
         """Start one.
@@ -128,23 +136,38 @@ class Fleet:
             num_tokens: room in its pool.
             tensor: its ranks in each stage.
             stages: of its pipeline.
+            nodes: machines that they are on; threads of this process play the others.
+            backend: that starts them.
             kv: of `KVTransferConfig`.
         """
         identity = EngineIdentity(name * 32, str(key_file or self._key_file))
         config = _config(self.model, CacheConfig(num_kv_blocks=num_tokens // block_size, block_size=block_size))
         transfer = KVTransferConfig(**{"kv_connector": "p2p", **kv})
-        core, ready = build_core(
-            dataclasses.replace(
-                config,
-                kv_transfer=transfer,
-                parallel=Parallelism(tensor_parallel_size=tensor, pipeline_parallel_size=stages),
-            ),
-            identity=identity,
+        parallel = Parallelism(
+            tensor_parallel_size=tensor,
+            pipeline_parallel_size=stages,
+            nnodes=nodes,
+            master_addr="127.0.0.1" if nodes > 1 else None,
+            master_port=free_ports(),
+            distributed_executor_backend=backend,
         )
+        config = dataclasses.replace(config, kv_transfer=transfer, parallel=parallel)
+        for node in range(1, nodes):
+            threading.Thread(target=self._follow, args=(config, node), daemon=True).start()
+        core, ready = build_core(config, identity=identity)
         assert ready.kv_transfer is not None
         made = FleetEngine(core, identity.incarnation, f"127.0.0.1:{ready.kv_transfer.port}")
         self.engines.append(made)
         return made
+
+    def _follow(self, config: EngineConfig, node: int) -> None:
+        """Be another machine of an engine's, until it ends."""
+        leader = LeaderAddress("127.0.0.1", config.parallel.master_port, load_fleet_key(str(self._key_file)))
+        own = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, node_rank=node))
+        follower = Follower(own, node, leader)
+        follower.bring(self.model)
+        with contextlib.suppress(EngineDead):
+            follower.run()
 
     def until(self, holds: Callable[[], bool], *engines: FleetEngine) -> None:
         """Let engines (default: all) run until something holds."""

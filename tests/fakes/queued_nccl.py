@@ -33,7 +33,10 @@ class _End:
 
 @dataclass
 class QueuedWorld:
-    """Where ranks meet."""
+    """Where ranks meet. Where nothing `connects` those who send wait for the other rank's process before their first
+    kernel, which has stopped."""
+
+    connects: bool = True
 
     queues: KernelQueues = field(default_factory=KernelQueues)
     ends: dict[int, _End] = field(default_factory=dict)
@@ -66,6 +69,8 @@ class QueuedNccl(NcclFunctions):
         with self._world.lock:
             mine = self._world.ends[communicator]
             if sum(end.unique_id == mine.unique_id for end in self._world.ends.values()) < 2:
+                return State.IN_PROGRESS
+            if mine.launching is not None and mine.rank == SOURCE_RANK and not self._world.connects:
                 return State.IN_PROGRESS
             if mine.launching is not None:
                 self._launch(mine, *mine.launching)

@@ -333,8 +333,11 @@ class EngineCore:
     def _finish_transfers(self, within_s: float) -> None:
         connector, deadline = self._scheduler.connector, time.monotonic() + within_s
         connector.drain()
+        ended = select.poll()
+        if connector.bell is not None:
+            ended.register(connector.bell, select.POLLIN)
         while (num_owed := connector.num_owed) and (left := deadline - time.monotonic()) > 0:
-            select.select([] if connector.bell is None else [connector.bell], [], [], min(left, TRANSFER_LOOK_S))
+            ended.poll(min(left, TRANSFER_LOOK_S) * 1000)
             self.settle()
         if num_owed:
             _log.warning("%d transfers of K/V did not end within %g s", num_owed, within_s)

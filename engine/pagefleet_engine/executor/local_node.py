@@ -7,7 +7,6 @@ import logging
 import os
 import select
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -19,7 +18,7 @@ from pagefleet_kv.port import KVShard
 from pagefleet_engine.config import EngineConfig, cpu_threads
 from pagefleet_engine.cores import CoreShare, allowed_cores, share_cores
 from pagefleet_engine.errors import ConfigError
-from pagefleet_engine.executor.asked_planes import AskedDevice
+from pagefleet_engine.executor.asked_planes import AskedDevice, PlaneRings, PlaneWire
 from pagefleet_engine.executor.asked_pool import AskedPool
 from pagefleet_engine.executor.local_rank import LocalRank
 from pagefleet_engine.executor.messages import Loaded, RankStart, Reply, decode_reply
@@ -30,9 +29,6 @@ from pagefleet_engine.executor.vital_signs import RankProgress, Signs, VitalSign
 from pagefleet_engine.ranks.network import interface_of
 from pagefleet_engine.ranks.rendezvous import MAX_BYTES, Rendezvous
 from pagefleet_engine.ranks.together import CopyShares
-
-_LOOK_S = 0.1
-"""Between two calls of `or_raise` while another thread sends."""
 
 
 class LocalNode:
@@ -67,8 +63,6 @@ class LocalNode:
         self._address = address
         self._copy_shares = shares
         self._ranks: list[LocalRank] = []
-        self._sending = threading.RLock()  # who waits for room may find the ranks gone, and end them
-        self._has_ended = False
         copy = shares[0].copy if shares else config.parallel.data_parallel_rank or 0
         self._first_device = config.parallel.index_on_node(copy) * len(ranks)
         """Of those that this process sees, where several copies of the model are on one of several machines."""
@@ -143,14 +137,7 @@ class LocalNode:
 
     def send(self, parts: Sequence[Buffer], or_raise: Callable[[], None]) -> None:
         """See RankNode."""
-        while not self._sending.acquire(timeout=_LOOK_S):
-            or_raise()
-        try:
-            if self._has_ended:
-                raise OSError("the ranks have ended")
-            self._commands.send(parts, or_raise)
-        finally:
-            self._sending.release()
+        self._commands.send(parts, or_raise)
 
     def receive(self) -> Iterator[tuple[int, Reply]]:
         """See RankNode."""
@@ -197,7 +184,11 @@ class LocalNode:
 
     def devices(self, fence: StepFence, is_over: Callable[[], bool]) -> Sequence[PlaneDevice]:
         """See RankNode."""
-        return [AskedDevice(rings, fence, is_over) for rings in self._memory.plane_rings]
+        return [AskedDevice(wire, fence, is_over) for wire in self.plane_wires().values()]
+
+    def plane_wires(self) -> Mapping[int, PlaneWire]:
+        """Return a wire to the planes of each rank, by its number; none: they can have no planes."""
+        return {rank: PlaneRings(rings) for rank, rings in zip(self.ranks, self._memory.plane_rings, strict=False)}
 
     def wait_for_steps(self, num_steps: int, is_over: Callable[[], bool]) -> None:
         """See RankNode."""
@@ -218,9 +209,7 @@ class LocalNode:
         deadline = time.monotonic() + within_s
         for rank in self._ranks:
             rank.end(max(0.0, deadline - time.monotonic()))
-        with self._sending:
-            self._has_ended = True
-            self._commands.close()
+        self._commands.close()
         self._bells.close()
         self._memory.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -14,9 +15,12 @@ from pagefleet_engine.executor.rank_pages import RankPool, StepFence
 from pagefleet_engine.executor.ring import Buffer
 from pagefleet_engine.executor.vital_signs import RankProgress, Signs
 
+_LOOK_S = 0.1
+"""Between two calls of `or_raise` while another thread sends."""
+
 
 class RankNode(Protocol):
-    """The ranks of one machine. Used by one thread; `send` of those that have `devices` by others, too."""
+    """The ranks of one machine. Used by one thread, but for `send`, which is used by one at a time."""
 
     @property
     def host(self) -> str:
@@ -34,11 +38,7 @@ class RankNode(Protocol):
         ...
 
     def send(self, parts: Sequence[Buffer], or_raise: Callable[[], None]) -> None:
-        """Send a message to all of them; `or_raise` is called while there is no room for it, and may give up.
-
-        Raises:
-            OSError: `end` was called, by another thread.
-        """
+        """Send a message to all of them; `or_raise` is called while there is no room for it, and may give up."""
         ...
 
     def receive(self) -> Iterator[tuple[int, Reply]]:
@@ -99,18 +99,51 @@ class RankNode(Protocol):
         ...
 
 
-def carry(nodes: Sequence[RankNode], is_over: Callable[[], bool], plane: str, turns: Mapping[int, int]) -> None:
-    """Have ranks launch transfers of K/V, by the thread that passes it; nothing happens where the ranks are gone.
+class Commands:
+    """What all ranks are told, from any thread: those of each machine get the same, in one order for all.
 
     Args:
-        plane: see Carry.
-        turns: see Carry.
+        nodes: the machines. More may come before anything is sent.
     """
 
-    def raise_gone() -> None:
-        if is_over():
-            raise OSError("the engine's ranks are gone")
+    def __init__(self, nodes: Sequence[RankNode]) -> None:
+        self._nodes = nodes
+        self._lock = threading.RLock()  # who waits for room may find the ranks gone, and end them
+        self._is_closed = False
 
-    with contextlib.suppress(OSError):
-        for node in nodes:
-            node.send(encode(Carry(plane, turns)), raise_gone)
+    def send(self, parts: Sequence[Buffer], or_raise: Callable[[], None]) -> None:
+        """Tell them something; `or_raise` is called while there is no room for it, and may give up.
+
+        Raises:
+            OSError: `close` was called, by another thread.
+        """
+        while not self._lock.acquire(timeout=_LOOK_S):
+            or_raise()
+        try:
+            if self._is_closed:
+                raise OSError("the engine's ranks are gone")
+            for node in reversed(self._nodes):  # other machines are further away
+                node.send(parts, or_raise)
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Send nothing any more. Who waits for room gives up first."""
+        with self._lock:
+            self._is_closed = True
+
+    def carry(self, is_over: Callable[[], bool], plane: str, turns: Mapping[int, int]) -> None:
+        """Have ranks launch transfers of K/V, by the thread that passes it; nothing happens where they are gone.
+
+        Args:
+            is_over: whether they are.
+            plane: see Carry.
+            turns: see Carry.
+        """
+
+        def raise_gone() -> None:
+            if is_over():
+                raise OSError("the engine's ranks are gone")
+
+        with contextlib.suppress(OSError):
+            self.send(encode(Carry(plane, turns)), raise_gone)

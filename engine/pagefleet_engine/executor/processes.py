@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from pagefleet_kv.port import KVPages
+from pagefleet_kv.port import KVPages, KVShard
 
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.kv_groups import group_layers
@@ -46,8 +46,9 @@ from pagefleet_engine.executor.messages import (
     encode,
     encode_sample,
 )
-from pagefleet_engine.executor.node import RankNode, carry
+from pagefleet_engine.executor.node import Commands, RankNode
 from pagefleet_engine.executor.rank_loop import describe
+from pagefleet_engine.executor.rank_memory import may_open_planes
 from pagefleet_engine.executor.rank_pages import RankPages, StepFence, kv_shards
 from pagefleet_engine.executor.rank_traces import RankTraces
 from pagefleet_engine.executor.ring import Buffer
@@ -125,6 +126,7 @@ class ProcessExecutor:
         self._over = ""
         """Why no rank is there any more. Descriptors that were closed may be somebody else's by now."""
         self._machines = machines(config, device)
+        self._commands = Commands(self._nodes)
         try:
             self._machines.start(folder, command)
             for node in self._nodes:
@@ -140,14 +142,16 @@ class ProcessExecutor:
         """See Executor."""
         groups = group_layers(arch.for_length(first.context_length).kept_windows, chunked=arch.chunked)
         self._fence = StepFence(self._wait_for_steps, first.max_in_flight)
-        self._pages: RankPages | None = None
-        if config.kv_transfer.connectors:
-            shards = kv_shards(arch, config.parallel, groups)
-            pools = [pool for node in self._nodes for pool in node.pools(shards, self._loaded, self._is_over)]
-            devices = [device for node in self._nodes for device in node.devices(self._fence, self._is_over)]
-            self._pages = RankPages(pools, self._fence, devices, partial(carry, self._nodes, self._is_over))
+        connects = bool(config.kv_transfer.connectors)
+        self._pages = self._make_pages(config, device, kv_shards(arch, config.parallel, groups)) if connects else None
         self.cache = CacheFacts(first.num_blocks, first.block_size, first.bytes_per_block, groups)
         """See Executor."""
+
+    def _make_pages(self, config: EngineConfig, device: torch.device, shards: Sequence[KVShard]) -> RankPages:
+        pools = [pool for node in self._nodes for pool in node.pools(shards, self._loaded, self._is_over)]
+        asked = self._nodes if may_open_planes(config, on_cpu=device.type == "cpu") else ()
+        devices = [one for node in asked for one in node.devices(self._fence, self._is_over)]
+        return RankPages(pools, self._fence, devices, partial(self._commands.carry, self._is_over))
 
     @property
     def pages(self) -> KVPages:
@@ -277,6 +281,7 @@ class ProcessExecutor:
         self._over = why
         for node in self._nodes:
             node.leave(why) if within_s else node.kill(why)
+        self._commands.close()
         deadline = time.monotonic() + within_s
         for node in self._nodes:
             node.end(max(0.0, deadline - time.monotonic()))
@@ -296,8 +301,7 @@ class ProcessExecutor:
         now = time.monotonic()
         if self._watch.is_due(now):
             self._look(now)
-        for node in reversed(self._nodes):  # other machines are further away
-            node.send(parts, self.check)
+        self._commands.send(parts, self.check)
 
     def _take_in(self, timeout_s: float) -> None:
         """Wait for the ranks, and take in what they told.

@@ -16,10 +16,10 @@ from pagefleet_kv.p2p.planes.device.copies import DevicePool
 from pagefleet_kv.p2p.planes.local_device import CARRIERS, LocalDevice
 from torch._C._distributed_c10d import PrefixStore
 
-from pagefleet_engine.executor.asked_planes import PlaneServer
 from pagefleet_engine.executor.asked_pool import CopyServer
 from pagefleet_engine.executor.messages import Carry, Loaded, RankStart, digest
-from pagefleet_engine.executor.rank_loop import PATIENCE_S, BuiltRank
+from pagefleet_engine.executor.plane_server import PlaneServer
+from pagefleet_engine.executor.rank_loop import PATIENCE_S, BuiltRank, Launching
 from pagefleet_engine.executor.ring_channel import RingInlet, RingOutlet
 from pagefleet_engine.executor.vital_signs import Awaited, OwnSigns
 from pagefleet_engine.models.config_file import read_arch
@@ -72,9 +72,9 @@ def build_rank(start: RankStart, times: StartupTimes, signs: OwnSigns) -> BuiltR
         times.phases(),
     )
 
-    def carry(command: Carry) -> None:
-        if planes is not None and (turn := command.turns.get(start.rank)) is not None:
-            planes.launch(command.plane, turn)
+    def carry(command: Carry) -> Launching | None:
+        turn = command.turns.get(start.rank)
+        return None if planes is None or turn is None else planes.launch(command.plane, turn)
 
     return BuiltRank(worker, loaded, end_loading, carry if config.carries else None)
 

@@ -64,6 +64,19 @@ class RankWorker(Protocol):
     def give_up(self, plan: StepPlan) -> None: ...
 
 
+class Launching(Protocol):
+    """A transfer that is launched among the steps."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its kernel is on the device, or will never be."""
+        ...
+
+    def wait(self) -> None:
+        """Return once it is over."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class BuiltRank:
     """A rank that is ready to serve."""
@@ -72,7 +85,7 @@ class BuiltRank:
     loaded: Loaded
     end_loading: Callable[[], None]
     """Ranks that loaded at different speeds may take their time; from now on they may not."""
-    carry: Callable[[Carry], None] | None = None
+    carry: Callable[[Carry], Launching | None] | None = None
     """Launches this rank's transfers; None: ranks launch none among their steps."""
 
 
@@ -120,6 +133,9 @@ class RankLoop:
         self._idle = signs.awaiting(Awaited.EXECUTOR)
         self._steps: deque[_Step] = deque()
         self._newest: _Step | None = None
+        self._launching: list[Launching] = []
+        """Transfers, before the next step. Beside each other: of two whose other ends are gone each would else hold the
+        step for as long as a rank may hold one."""
         self._to_tell: _Step | None = None
         """A step of which it is to be told when only its masked rows are left."""
 
@@ -134,14 +150,15 @@ class RankLoop:
                 continue
             match decode_command(parts):
                 case Launch(plan):
+                    self._wait_for_transfers()
                     self._launch(plan)
                 case StepMasks() as masks:
+                    self._wait_for_transfers()
                     self._sample(masks)
                 case Take():
                     self._take()
                 case Carry() as command:
-                    assert self._carry is not None
-                    self._carry(command)
+                    self._begin_transfer(command)
                 case StartTrace():
                     self._tell_traced(self._trace.start)
                 case StopTrace(stem):
@@ -152,6 +169,17 @@ class RankLoop:
     def _is_looking(self) -> bool:
         """Whether there is something to tell as soon as the device is done."""
         return self._to_tell is not None or (self._takes_unasked and bool(self._steps) and self._steps[0].is_sampled)
+
+    def _begin_transfer(self, command: Carry) -> None:
+        assert self._carry is not None
+        begun = self._carry(command)
+        self._launching = [one for one in (*self._launching, begun) if one is not None and not one.is_over]
+
+    def _wait_for_transfers(self) -> None:
+        """What is launched next comes behind the transfers before it."""
+        for one in self._launching:
+            one.wait()
+        self._launching.clear()
 
     def _launch(self, plan: StepPlan) -> None:
         step = _Step(plan, None)

@@ -64,7 +64,7 @@ class RankMemory:
                     copy_rings.append(make_ring_pair(COPY_BYTES))
                     made.extend(copy_rings[-1].fds)
             plane_rings = []
-            for _ in () if on_cpu or not _may_open_planes(config) else ranks:
+            for _ in ranks if may_open_planes(config, on_cpu=on_cpu) else ():
                 plane_rings.append(make_ring_pair(PLANE_BYTES))
                 made.extend(plane_rings[-1].fds)
             return cls(commands, replies, signs, shared, pools, copy_rings, plane_rings)
@@ -99,10 +99,12 @@ class RankMemory:
             os.close(fd)
 
 
-def _may_open_planes(config: EngineConfig) -> bool:
-    """Whether connectors may pass K/V from device to device: those of ranks on one machine."""
+def may_open_planes(config: EngineConfig, *, on_cpu: bool) -> bool:
+    """Return whether a connector may pass K/V from device to device: of one machine, or by name by NCCL."""
     kv = config.kv_transfer
-    return "p2p" in kv.connectors and kv.kv_data_plane != "tcp" and not config.parallel.is_networked
+    if on_cpu or "p2p" not in kv.connectors:
+        return False
+    return kv.kv_data_plane == "nccl" or (kv.kv_data_plane != "tcp" and not config.parallel.is_networked)
 
 
 def _share(ranks: range, parallel: Parallelism, made: list[int]) -> list[RankShares]:

@@ -174,7 +174,7 @@ class RankPages:
     Args:
         pools: each with what its rank holds.
         fence: keeps copies apart from steps.
-        devices: of all ranks, where all have one on this machine; else none.
+        devices: of all ranks, where planes may be opened there; else none.
         launch: see RankedPool.
     """
 

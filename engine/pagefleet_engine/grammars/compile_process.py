@@ -210,9 +210,10 @@ def _read_within(descriptor: int, deadline: float) -> bytes:
 
 
 def _read_bytes(descriptor: int, size: int, deadline: float) -> bytes:
-    data = bytearray()
+    data, there = bytearray(), select.poll()
+    there.register(descriptor, select.POLLIN)
     while len(data) < size:
-        if not select.select([descriptor], [], [], max(deadline - time.monotonic(), 0))[0]:
+        if not there.poll(max(deadline - time.monotonic(), 0) * 1000):
             raise TimeoutError
         part = os.read(descriptor, size - len(data))
         if not part:

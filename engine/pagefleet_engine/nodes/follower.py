@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -35,12 +36,14 @@ from pagefleet_engine.nodes.link import LINK_LIMITS
 from pagefleet_engine.nodes.messages import (
     Answer,
     Ask,
+    AskPlanes,
     Beat,
     Command,
     End,
     Ended,
     Failed,
     Hello,
+    PlanesTold,
     Present,
     Refused,
     Start,
@@ -51,6 +54,7 @@ from pagefleet_engine.nodes.messages import (
     decode_to_follower,
     encode,
 )
+from pagefleet_engine.nodes.plane_relay import PlaneRelay
 from pagefleet_engine.ranks.doorbell import Doorbell
 from pagefleet_engine.ranks.network import address_towards
 from pagefleet_engine.ranks.together import CopyShares
@@ -119,6 +123,7 @@ class Follower:
         self._num_strange = 0
         self._loaded: dict[int, Loaded] = {}
         self._pools: PoolServer | None = None
+        self._planes: PlaneRelay | None = None
         self._ends = threading.Event()
         """No rank is waited for any more."""
         self._is_welcome = False
@@ -169,6 +174,8 @@ class Follower:
             self._ends.set()
             if self._pools is not None:
                 self._pools.close()
+            if self._planes is not None:
+                self._planes.close()
             if self._local is not None:
                 self._local.kill("")
                 self._local.end(END_S)
@@ -223,6 +230,9 @@ class Follower:
             case Command():
                 if self._local is not None:
                     self._local.send(frames[1:], self._check_ranks)
+            case AskPlanes(rank):
+                if self._planes is not None:
+                    self._planes.ask(rank, frames[1:])
             case Answer(number):
                 self._asked.pop(number)(frames[1])
             case End(why):
@@ -276,6 +286,8 @@ class Follower:
             local.start(str(self._folder), self._command, start.num_threads)
         except ConfigError as error:
             self._fail(error)
+        if wires := local.plane_wires():
+            self._planes = PlaneRelay(wires, self._planes_told, partial(self._post, self._planes_failed))
 
     def _relay(self, local: LocalNode) -> None:
         for rank, reply in local.receive():
@@ -302,6 +314,14 @@ class Follower:
             self._pools = PoolServer(by_rank, local.num_finished, self._address, self._leader.key)
         except ConfigError as error:
             self._fail(error)
+
+    def _planes_told(self, rank: int, parts: Sequence[bytes]) -> None:
+        self._post(lambda: self._say(PlanesTold(rank), *parts))
+
+    def _planes_failed(self) -> None:
+        assert self._local is not None
+        self._say(Ended(self._local.ranks[0], "passes no K/V any more, as its node's log says"))
+        raise EngineDead(f"{self._name} passes no K/V any more")
 
     def _check_ranks(self) -> None:
         """Raises EngineDead where a rank has ended, and tells the leader."""

@@ -10,35 +10,28 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import msgspec
 import zmq
 from pagefleet_kv.curve import FAILED_HANDSHAKES, CurveGate, SocketLimits, bind, received
-from pagefleet_kv.p2p.planes.device.opening import PlaneDevice
-from pagefleet_kv.port import KVShard
 from pagefleet_protocol.fleet_key import FleetKey
 from zmq.utils.monitor import parse_monitor_message
 
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.errors import AddressTaken, ConfigError
-from pagefleet_engine.executor.messages import Loaded, Reply, StartFailed, decode_reply
-from pagefleet_engine.executor.rank_pages import RankPool, StepFence
+from pagefleet_engine.executor.messages import StartFailed, decode_reply
 from pagefleet_engine.executor.ring import Buffer
-from pagefleet_engine.executor.vital_signs import RankProgress, Signs
 from pagefleet_engine.nodes.agreement import refusal_of, unlike_model
-from pagefleet_engine.nodes.far_pools import FarPools
 from pagefleet_engine.nodes.messages import (
     Answer,
     Ask,
     Beat,
-    Command,
-    End,
     Ended,
     Failed,
     Hello,
+    PlanesTold,
     Present,
     Refused,
     Start,
@@ -51,6 +44,7 @@ from pagefleet_engine.nodes.messages import (
     encode,
 )
 from pagefleet_engine.nodes.model_copy import ONLY_COPY, ModelCopy
+from pagefleet_engine.nodes.remote_node import RemoteNode
 from pagefleet_engine.ranks.doorbell import Doorbell
 
 HEARTBEAT_MS, SILENCE_MS = 1_000, 7_000
@@ -68,153 +62,6 @@ _TELL_S = 10.0
 
 Socket = zmq.Socket[bytes]
 _log = logging.getLogger(__name__)
-
-
-class RemoteNode:
-    """Implements `RankNode` over the link. The link's thread fills it in, under its lock."""
-
-    def __init__(
-        self, node: int, ranks: range, post: Callable[[int, ToFollower, Sequence[Buffer]], None], key: FleetKey
-    ) -> None:
-        self.node = node
-        self._key = key
-        self._pools_port = 0
-        """Where its ranks' K/V can be asked for, once they have loaded."""
-        self._pools: FarPools | None = None
-        self.ranks = ranks
-        self.peer: bytes | None = None
-        """The connection; None: nobody has come, or who came has gone."""
-        self.gone = threading.Event()
-        """Set when the follower came and is there no more."""
-        self.is_present = False
-        """Whether the follower has the model, and was not told to start yet."""
-        self.last_refusal = ""
-        self.has_come = False
-        """Whether a follower has been let in, and has not gone since, unless the engine has begun."""
-        self._hello: Hello | None = None
-        """Of the last one."""
-        self._post = post
-        self._bell = Doorbell()
-        self._lock = threading.Lock()
-        self._replies: deque[tuple[int, Reply]] = deque()
-        self._ended: tuple[int, str] | None = None
-        self._signs: Sequence[Signs] = [Signs()] * len(ranks)
-        self._progress: Sequence[RankProgress] = [("starting", 0, 0)] * len(ranks)
-
-    # --- the executor's side
-
-    @property
-    def host(self) -> str:
-        """See RankNode; "node 1" while nobody has come."""
-        return f"node {self.node}" if self._hello is None else self._hello.host
-
-    @property
-    def bell(self) -> int:
-        """See RankNode."""
-        return self._bell.fileno()
-
-    def send(self, parts: Sequence[Buffer], or_raise: Callable[[], None]) -> None:
-        """See RankNode: there is always room."""
-        self._post(self.node, Command(), parts)
-
-    def receive(self) -> Iterator[tuple[int, Reply]]:
-        """See RankNode."""
-        self._bell.take()
-        while self._replies:
-            yield self._replies.popleft()
-
-    def ended(self) -> tuple[int, str] | None:
-        """See RankNode."""
-        with self._lock:
-            return self._ended
-
-    def signs(self) -> Sequence[Signs]:
-        """See RankNode, by this machine's clock."""
-        with self._lock:
-            return self._signs
-
-    def progress(self) -> Sequence[RankProgress]:
-        """See RankNode."""
-        with self._lock:
-            return self._progress
-
-    def pools(
-        self, shards: Sequence[KVShard], loaded: Mapping[int, Loaded], is_over: Callable[[], bool]
-    ) -> list[tuple[KVShard, RankPool]]:
-        """See RankNode."""
-        lost = partial(self.lost, self.ranks[0], "can no longer be asked for its K/V: the connection to it was lost")
-        self._pools = far = FarPools(self.address, self._pools_port, self._key, is_over, lost)
-        return [(shards[one], far.of_rank(one, loaded[one].bytes_per_block, shards[one])) for one in self.ranks]
-
-    def devices(self, fence: StepFence, is_over: Callable[[], bool]) -> Sequence[PlaneDevice]:
-        """See RankNode: there are none, as who opens planes is on another machine."""
-        return ()
-
-    def wait_for_steps(self, num_steps: int, is_over: Callable[[], bool]) -> None:
-        """See RankNode."""
-        assert self._pools is not None, "nobody has asked for the pools"
-        self._pools.wait(num_steps)
-
-    def leave(self, why: str) -> None:
-        """See RankNode."""
-        self._post(self.node, End(why), ())
-
-    def kill(self, why: str) -> None:
-        """See RankNode: the follower does it."""
-        self._post(self.node, End(why), ())
-
-    def end(self, within_s: float) -> None:
-        """See RankNode. A follower that is out of reach ends by itself."""
-        if self.has_come:
-            self.gone.wait(within_s)
-
-    @property
-    def address(self) -> str:
-        """Of the machine, which has come."""
-        assert self._hello is not None
-        return self._hello.address
-
-    # --- the link's side
-
-    def came(self, peer: bytes, hello: Hello) -> None:
-        """Take a follower in."""
-        self.peer, self._hello, self.has_come = peer, hello, True
-
-    def told(self, rank: int, reply: Reply, pools_port: int = 0) -> None:
-        """Pass on what a rank told, and where its machine's K/V can be asked for."""
-        self._pools_port = pools_port
-        self._replies.append((rank, reply))
-        self._bell.ring()
-
-    def beat(self, beat: Beat) -> None:
-        """Take in how the ranks are; their clocks' zero is not ours."""
-        now = time.monotonic()
-        if len(beat.signs) != len(self.ranks) or len(beat.progress) != len(self.ranks):
-            return
-        with self._lock:
-            self._signs = [one.moved(now) for one in beat.signs]
-            self._progress = beat.progress
-
-    def lost(self, rank: int, status: str) -> None:
-        """Note that a rank has ended; the first one counts."""
-        with self._lock:
-            self._ended = self._ended or (rank, status)
-        self._bell.ring()
-
-    def left(self, status: str, is_begun: bool) -> None:
-        """Note that the follower is there no more; before the engine has begun, another may come in its place."""
-        self.peer = None
-        if is_begun:
-            self.lost(self.ranks[0], status)
-            self.gone.set()
-        else:
-            self.has_come = self.is_present = False
-
-    def close(self) -> None:
-        """Free the bell, which nobody may ring any more, and the connection to its pools."""
-        if self._pools is not None:
-            self._pools.close()
-        self._bell.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +102,8 @@ class NodeLink:
         self._context = zmq.Context()
         self._wake = Doorbell()
         self._outbox: deque[tuple[int, list[bytes]]] = deque()
+        self._put_lock = threading.Lock()
+        self._is_closed = False
         self._is_begun, self._is_over = threading.Event(), threading.Event()
         self._begin_lock = threading.Lock()
         """No node comes or leaves while it is decided whether all are there."""
@@ -281,7 +130,9 @@ class NodeLink:
         self._is_over.set()
         self._wake.ring()
         self._thread.join()
-        self._wake.close()
+        with self._put_lock:
+            self._is_closed = True
+            self._wake.close()
         for node in self.nodes.values():
             node.close()
 
@@ -299,8 +150,11 @@ class NodeLink:
         return [node for node in self.nodes.values() if not node.has_come]
 
     def _put(self, node: int, message: ToFollower, parts: Sequence[Buffer]) -> None:
-        self._outbox.append((node, [encode(message), *map(bytes, parts)]))
-        self._wake.ring()
+        frames = [encode(message), *map(bytes, parts)]
+        with self._put_lock:
+            if not self._is_closed:  # else the bell's descriptor may be somebody else's
+                self._outbox.append((node, frames))
+                self._wake.ring()
 
     # --- the thread
 
@@ -376,12 +230,16 @@ class NodeLink:
             self._meet(peer, message)
             return
         node = next((node for node in self.nodes.values() if node.peer == peer), None)
-        if node is None:
-            return
+        if node is not None:
+            self._take_of(node, peer, message, frames)
+
+    def _take_of(self, node: RemoteNode, peer: bytes, message: ToLeader, frames: Sequence[bytes]) -> None:
         match message:
             case Told(rank, pools_port):
                 if rank in node.ranks:
                     node.told(rank, decode_reply(frames[1:]), pools_port)
+            case PlanesTold(rank):
+                node.planes_told(rank, frames[1:])
             case Beat():
                 node.beat(message)
             case Ask(number):

@@ -72,7 +72,13 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag=6):
     number: int
 
 
-ToLeader = Hello | Present | Told | Beat | Ended | Failed | Ask
+class PlanesTold(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """What planes on a rank's device tell follows."""
+
+    rank: int
+
+
+ToLeader = Hello | Present | Told | Beat | Ended | Failed | Ask | PlanesTold
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -121,7 +127,13 @@ class Still(msgspec.Struct, frozen=True, array_like=True, tag=6):
     """Nothing; that it can be sent says that somebody is there."""
 
 
-ToFollower = Welcome | Refused | Start | Command | Answer | End | Still
+class AskPlanes(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """What planes on a rank's device are asked follows."""
+
+    rank: int
+
+
+ToFollower = Welcome | Refused | Start | Command | Answer | End | Still | AskPlanes
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_leader = msgspec.msgpack.Decoder(ToLeader).decode

@@ -80,7 +80,7 @@ class BodyReader:
     async def _read(self, request: Request, parts: list[bytes]) -> None:
         declared = request.headers.get("content-length", "0")
         if not declared.isdecimal() or int(declared[:20]) > self.max_bytes:
-            raise self._too_large()
+            raise too_large(self.max_bytes)
         size = 0
         try:
             async with asyncio.timeout(_READ_TIMEOUT_S):
@@ -89,7 +89,7 @@ class BodyReader:
                     size += len(part)
                     self._held_bytes += len(part)
                     if size > self.max_bytes:
-                        raise self._too_large()
+                        raise too_large(self.max_bytes)
                     if self._held_bytes > self._max_bodies_bytes:
                         raise QueueFull("The server holds too many large requests. Try again later.", 1.0)
         except TimeoutError:
@@ -97,6 +97,8 @@ class BodyReader:
         except ClientDisconnect:
             raise HttpRefusal(400, "The connection closed before the body was complete.") from None
 
-    def _too_large(self) -> HttpRefusal:
-        message = f"The request body is over {self.max_bytes} bytes."
-        return HttpRefusal(413, message, code="request_too_large", headers=_CLOSE)
+
+def too_large(max_bytes: int) -> HttpRefusal:
+    """Return what refuses a body of more bytes."""
+    message = f"The request body is over {max_bytes} bytes."
+    return HttpRefusal(413, message, code="request_too_large", headers=_CLOSE)

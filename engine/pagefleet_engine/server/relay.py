@@ -19,7 +19,8 @@ from yarl import URL
 
 from pagefleet_engine.config import ServerConfig
 from pagefleet_engine.errors import EngineDead
-from pagefleet_engine.server.errors import answer_of
+from pagefleet_engine.server.body import too_large
+from pagefleet_engine.server.errors import HttpRefusal, answer_of
 from pagefleet_engine.server.interruption import ClientGoneError, OpenRequests
 from pagefleet_engine.server.lifecycle import Drain
 from pagefleet_engine.server.middleware import new_id, send_error
@@ -89,7 +90,7 @@ class Relay:
                 if started:
                     raise  # the connection closes, so that nobody takes it for a whole answer
                 lost = isinstance(error, aiohttp.ClientError | OSError)
-                reason = EngineDead("The engine stopped unexpectedly.") if lost else error
+                reason = body.refusal or (EngineDead("The engine stopped unexpectedly.") if lost else error)
                 await send_error(answer_of(reason, new_id("req")), send, shape_of(scope["path"]))
 
     async def _pass_on(self, scope: Scope, body: _Body, send: Send) -> None:
@@ -122,6 +123,8 @@ class _Body:
         self.is_there = any(name in (b"content-length", b"transfer-encoding") for name, _ in head)
         self.is_broken_off = False
         """Whether the client left in its middle."""
+        self.refusal: HttpRefusal | None = None
+        """Of one that is too long. The first process's would be lost where it closes before all of the body is sent."""
         self._receive = receive
         self._limit = limit
         self._is_read = asyncio.Event()
@@ -129,14 +132,17 @@ class _Body:
             self._is_read.set()
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """All of it; of one that is too long, enough to be refused."""
+        """All of it, unless it is refused."""
         num_bytes, is_more = 0, True
-        while is_more and num_bytes <= self._limit:
+        while is_more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 self.is_broken_off = True
                 raise ClientGoneError
             num_bytes += len(piece := message.get("body", b""))
+            if num_bytes > self._limit:
+                self.refusal = too_large(self._limit)
+                raise self.refusal
             is_more = message.get("more_body", False)
             if piece:
                 yield piece

@@ -161,7 +161,7 @@ def device_planes(
         return {}
     if (pool := _ranked(side.pages, makers or CARRIERS)) is None:
         if asked != "auto":
-            raise KVConfigError(f"kv_data_plane {asked} needs K/V on GPUs of one machine: give auto or tcp")
+            raise KVConfigError(f"kv_data_plane {asked} needs K/V on GPUs: give auto or tcp")
         return {}
     sending, receiving = config.kv_role != "decode", config.kv_role != "prefill"
     slots = NUM_SLOTS * sending, NUM_SLOTS * receiving
@@ -187,7 +187,7 @@ def _ranked(pages: KVPages, makers: Mapping[PlaneName, MakeCarriers]) -> RankedP
     if not isinstance(pages, RankedPool):
         return None
     if not pages.devices:
-        _log.info("K/V of these ranks travels by tcp: other planes need all of them on GPUs of one machine")
+        _log.info("K/V of these ranks travels by tcp: auto takes other planes between GPUs of one machine alone")
         return None
     return pages
 

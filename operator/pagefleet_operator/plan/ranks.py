@@ -80,7 +80,7 @@ def _kv_stays(ranks: Ranks, service: InferenceService) -> str:
         return ""
     if both.data_plane == "nccl" and ranks.together:
         return f"with {ranks.total} ranks {KV_OF_RANKS}"
-    if ranks.each == 1 or (both.data_plane == "nccl" and ranks.gpus and ranks.nodes == 1):
+    if ranks.each == 1 or (both.data_plane == "nccl" and ranks.gpus):
         return ""
     return f"with {ranks.each} ranks {KV_OF_RANKS}"
 

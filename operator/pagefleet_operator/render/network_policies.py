@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import PairRole
-from pagefleet_protocol.kube_names import PICKER_PORT, SERVING_PORT
+from pagefleet_protocol.kube_names import LABEL_COMPONENT, PICKER_PORT, SERVING_PORT
 
 from pagefleet_operator.plan.command_lines import shares_kv_events
 from pagefleet_operator.plan.names import names_of
@@ -75,19 +75,26 @@ def _group_policy(service: InferenceService, set_name: str, group: int) -> Objec
 def _part_policies(service: InferenceService, parts: Sequence[Part], ranks: DataRanks) -> tuple[Object, Object]:
     """Return what parts may do beside what all engines may: decode engines dial prefill engines, and nobody else does.
 
-    NCCL dials from either side, to ports of its own choice.
+    NCCL dials from either side, to ports of its own choice, also between pods that follow.
     """
     both = service.spec.disaggregation
     plane = both.data_plane if both else "tcp"
     by_nccl = plane == "nccl" or (plane == "auto" and any(one.resolved.gpus for one in parts))
-    prefill, decode = ({"podSelector": {"matchLabels": selector(service.name, "engine", role)}} for role in PAIR_ROLES)
+    follow = plane == "nccl" and any(one.resolved.nodes > 1 for one in parts)
+    prefill, decode = ({"podSelector": {"matchLabels": _part(service, role, follow)}} for role in PAIR_ROLES)
     asked: Object = {} if by_nccl else {"ports": _tcp(*kv_ports(ranks.all).values())}
     answers = {"egress": [{"to": [decode]}]} if by_nccl else {}
     asks = {"ingress": [{"from": [prefill]}]} if by_nccl else {}
     return (
-        _policy(service, "engine", {"ingress": [{"from": [decode], **asked}], **answers}, "prefill"),
-        _policy(service, "engine", {**asks, "egress": [{"to": [prefill], **asked}]}, "decode"),
+        _policy(service, "engine", {"ingress": [{"from": [decode], **asked}], **answers}, "prefill", prefill),
+        _policy(service, "engine", {**asks, "egress": [{"to": [prefill], **asked}]}, "decode", decode),
     )
+
+
+def _part(service: InferenceService, role: PairRole, follow: bool) -> dict[str, str]:
+    """Return what selects a part's engines, and if they are to, the pods that follow them."""
+    chosen = selector(service.name, "engine", role)
+    return {name: value for name, value in chosen.items() if name != LABEL_COMPONENT or not follow}
 
 
 def _engine_rules(service: InferenceService, resolved: Resolved, settings: ClusterSettings, ranks: DataRanks) -> Object:
@@ -145,12 +152,18 @@ def _job_rules(resolved: Resolved, settings: ClusterSettings) -> Object:
     return {"ingress": [{"from": [_operator(settings)], "ports": _tcp(SERVING_PORT)}], "egress": egress}
 
 
-def _policy(service: InferenceService, component: Component, rules: Object, role: PairRole | None = None) -> Object:
+def _policy(
+    service: InferenceService,
+    component: Component,
+    rules: Object,
+    role: PairRole | None = None,
+    chosen: Object | None = None,
+) -> Object:
     names = names_of(service)
     whole = {"engine": names.engine, "follower": names.follower, "router": names.router, "model": names.model}
     name = names.part(role) if role else whole[component]
     spec = {
-        "podSelector": {"matchLabels": selector(service.name, component, role)},
+        **(chosen or {"podSelector": {"matchLabels": selector(service.name, component, role)}}),
         "policyTypes": [name.title() for name in rules],
         # The API server drops an empty list, and would take it for a change each time.
         **{name: rule for name, rule in rules.items() if rule},

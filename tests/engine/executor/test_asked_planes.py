@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import pytest
 import torch
-from pagefleet_engine.executor.asked_planes import AskedDevice, AskedPlane, PlaneServer
+from pagefleet_engine.executor.asked_planes import AskedDevice, AskedPlane, PlaneRings
+from pagefleet_engine.executor.plane_server import PlaneServer
 from pagefleet_engine.executor.rank_pages import StepFence
 from pagefleet_engine.executor.ring import make_ring_pair
 from pagefleet_kv.cuda_memory import CudaError
@@ -37,6 +38,7 @@ from pagefleet_kv.port import KVShard
 
 from tests.fakes.byte_pages import PATIENCE_S
 from tests.fakes.device_planes import Scene, TorchPool
+from tests.fakes.many_descriptors import many_descriptors
 from tests.fakes.nccl_world import FakeSharedMemory
 
 LAYERS, HEADS, HEAD_BYTES, NUM_BLOCKS = 3, 2, 8, 12
@@ -69,7 +71,7 @@ class End:
             rings = make_ring_pair(1 << 14)
             make = make or (lambda copies, most: IpcCarriers(memory, copies))
             PlaneServer(LocalDevice(self.pools[-1], {"cuda_ipc": make}), rings, lambda: self.num_finished)
-            planes.append(AskedDevice(rings, self.fence, lambda: self.is_over).open(OPENING))
+            planes.append(AskedDevice(PlaneRings(rings), self.fence, lambda: self.is_over).open(OPENING))
         self.shards = shards
         self.plane = RankedPlane("cuda_ipc", planes, _launch, shards, WHOLE_BYTES, PATIENCE_S)
 
@@ -208,6 +210,14 @@ def test_what_is_given_up_waits_for_no_step(pairs: Callable[..., Pair]) -> None:
     assert not [event for event in rank.events() if isinstance(event, LinkDown | FrameSent)]
     pair.p.fence.num_taken = pair.d.fence.num_launched = pair.d.fence.num_taken = 2
     next(iter(pair.d.plane._ranks)).land("p/0", Landing(TRANSFER, 3, 0, [0, 1]))  # planes are closed with it
+
+
+def test_ranks_with_more_than_a_thousand_descriptors_have_planes(pairs: Callable[..., Pair]) -> None:
+    with many_descriptors():
+        pair = pairs(BY_HEAD, BY_HEAD)
+        pair.d.plane.land("p", Landing(TRANSFER, 1, 0, [0, 1]))
+        pair.send(0, 1, 2)
+        pair.told(pair.d, FrameArrived)
 
 
 def test_a_part_that_is_damaged_refuses_the_frame(pairs: Callable[..., Pair]) -> None:

@@ -7,6 +7,7 @@ import gc
 import os
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import SimpleNamespace
@@ -17,9 +18,10 @@ import pytest
 import torch
 from pagefleet_engine.core.step import ScheduledRows, StepPlan
 from pagefleet_engine.errors import EngineDead
-from pagefleet_engine.executor.asked_planes import AskedDevice, PlaneServer
+from pagefleet_engine.executor.asked_planes import AskedDevice, PlaneRings
 from pagefleet_engine.executor.messages import Carry, Launch, Loaded, encode
-from pagefleet_engine.executor.rank_loop import BuiltRank, RankLoop, wait_on
+from pagefleet_engine.executor.plane_server import PlaneServer
+from pagefleet_engine.executor.rank_loop import BuiltRank, Launching, RankLoop, wait_on
 from pagefleet_engine.executor.rank_pages import StepFence
 from pagefleet_engine.executor.ring import RingReader, RingWriter, make_ring, make_ring_pair
 from pagefleet_engine.executor.trace import ThreadTrace
@@ -92,7 +94,7 @@ class End:
     def __init__(self, name: str, shards: list[KVShard], world: QueuedWorld) -> None:
         self.name, self.shards, self.world = name, shards, world
         self.seen: list[PlaneEvent] = []
-        self.num_launched = 0
+        self.num_launched = self.num_turns = 0
         size = len(shards)
         rings, signs = make_ring(size, 1 << 16), make_signs(size)
         self._fds = [*rings.fds, signs]
@@ -109,7 +111,7 @@ class End:
             asked = make_ring_pair(1 << 14)
             device = LocalDevice(pool, {"nccl": partial(self._carriers, rank)})
             server = PlaneServer(device, asked, partial(getattr, own, "num_finished"))
-            planes.append(AskedDevice(asked, self.fence, lambda: False).open(OPENING))
+            planes.append(AskedDevice(PlaneRings(asked), self.fence, lambda: False).open(OPENING))
             built = BuiltRank(
                 SummingWorker(partial(self._sum, rank)),  # type: ignore[arg-type]
                 LOADED,
@@ -152,12 +154,12 @@ class End:
 
     def _launch(self, turns: Mapping[int, int]) -> None:
         with self._lock:
+            self.num_turns += len(turns)
             self._commands.send(encode(Carry("nccl", turns)), wait_on)
 
     @staticmethod
-    def _carry(server: PlaneServer, rank: int, command: Carry) -> None:
-        if rank in command.turns:
-            server.launch(command.plane, command.turns[rank])
+    def _carry(server: PlaneServer, rank: int, command: Carry) -> Launching | None:
+        return server.launch(command.plane, command.turns[rank]) if rank in command.turns else None
 
     @staticmethod
     def _run(loop: RankLoop) -> None:
@@ -184,12 +186,28 @@ class Pair(Scene):
         for shard, pool in zip(self.p.shards, self.p.pools, strict=True):
             pool.blocks[:] = torch.from_numpy(BLOCKS[_region(shard)].reshape(NUM_BLOCKS, -1))
         self.draw = random.Random(0)
+        self.more: list[End] = []
+        self.rests = False
+        """Whether no steps are given."""
+        self.longest_s = 0.0
+        """That the source took for a step."""
+        self._num_seen, self._seen_at = 0, time.monotonic()
         self.join(self.p, self.d)  # type: ignore[arg-type]
+
+    def add(self, name: str, target: str) -> End:
+        """Join one more target."""
+        made = self.ends[name] = End(name, SIDES[target], self.world)  # type: ignore[assignment]
+        self.more.append(made)
+        self.join(self.p, made)  # type: ignore[arg-type]
+        return made
 
     def pump(self) -> None:
         super().pump()
+        if self.rests or self.p.num_computed != self._num_seen:
+            self._num_seen, self._seen_at = self.p.num_computed, time.monotonic()
+        self.longest_s = max(self.longest_s, time.monotonic() - self._seen_at)
         for end in (self.p, self.d):
-            if len(end.shards) > 1 and self.draw.random() < 0.5:
+            if len(end.shards) > 1 and not self.rests and self.draw.random() < 0.5:
                 end.step()
 
     def told(self, end: End, kind: type[PlaneEvent], count: int = 1) -> list[PlaneEvent]:
@@ -225,7 +243,7 @@ def pairs() -> Iterator[Callable[[str, str], Pair]]:
     yield make
     for pair in made:
         pair.close()
-        for end in (pair.p, pair.d):
+        for end in (pair.p, pair.d, *pair.more):
             end.close()
         assert not pair.world.ends, "a communicator was left to itself"
         assert not pair.world.queues.num_waiting
@@ -267,6 +285,25 @@ def test_a_receive_that_no_send_follows_stalls_steps_for_a_while_and_ends_its_li
     assert down.reason == "the other rank was silent for too long"
     pair.told(pair.p, LinkDown)
     pair.computes_on()
+
+
+def test_targets_that_stop_together_hold_steps_no_longer_than_one(
+    pairs: Callable[[str, str], Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(communicator, "IN_TURN_STALL_S", 2.0)
+    pair = pairs("heads", "one")
+    other = pair.add("e", "one")
+    pair.world.connects = False
+    pair.lose = lambda tell: tell.peer == "p" and not _is_go(tell)
+    for target in (pair.d, other):
+        target.plane.land("p", Landing(TRANSFER, 1, 0, [0, 1]))
+        pair.p.plane.send(target.name, Frame(TRANSFER, 1, 0, 0, [2, 3]))
+    pair.rests = True
+    pair.until(lambda: pair.p.num_turns == 2, "turns to send")
+    pair.rests = False  # the next step comes behind both
+    pair.told(pair.p, LinkDown, 2)
+    pair.computes_on()
+    assert 1.5 < pair.longest_s < 3.5
 
 
 def test_links_that_end_in_the_middle_leave_no_turn_open(pairs: Callable[[str, str], Pair]) -> None:

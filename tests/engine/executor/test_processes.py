@@ -109,10 +109,8 @@ def test_transfers_are_launched_among_steps_by_another_thread(start: Start) -> N
 
 def test_ranks_that_are_gone_while_a_transfer_is_to_be_launched_are_seen(start: Start) -> None:
     executor = start()
-    node = executor._nodes[0]
-    assert isinstance(node, LocalNode)
     with futures.ThreadPoolExecutor(1) as other:
-        with node._sending:  # as by one who waits for room until the ranks are known to be gone
+        with executor._commands._lock:  # as by one who waits for room until the ranks are known to be gone
             for pid in pids(executor):
                 os.kill(pid, signal.SIGKILL)
             failed = other.submit(executor.launch, plan(0, "a"))

@@ -20,6 +20,7 @@ from pagefleet_engine.text.model_files import load_tokenizer
 from pagefleet_protocol.structured_outputs import StructuredOutputsParams
 
 from tests.fakes.grammars import random_answer
+from tests.fakes.many_descriptors import many_descriptors
 
 TINY = Path(pagefleet_engine.__file__).parent / "builtin" / "tiny"
 FILES = VocabularyFiles(str(TINY), str(TINY), load_tokenizer(TINY).vocab_size + 40)
@@ -29,7 +30,9 @@ SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}, "ok": {"typ
 def wait(compiler: GrammarCompiler, ticket: Ticket[Grammar]) -> Grammar:
     """Wait for a ticket as the core does: on the bell."""
     while not ticket.done():
-        assert select.select([compiler.bell], [], [], 120)[0], "nobody rang"
+        bell = select.poll()
+        bell.register(compiler.bell, select.POLLIN)
+        assert bell.poll(120_000), "nobody rang"
         compiler.silence()
     return ticket.result()
 
@@ -45,6 +48,13 @@ def compiler() -> Iterator[GrammarCompiler]:
     one = made(None, GrammarLimits(seconds=20))
     yield one
     one.close()
+
+
+def test_forms_are_compiled_in_a_process_with_more_than_a_thousand_descriptors() -> None:
+    with many_descriptors():
+        compiler = made(None)
+        wait(compiler, compiler.submit(StructuredOutputsParams(json=SCHEMA)))
+        compiler.close()
 
 
 def test_a_form_is_compiled_once_and_then_known(compiler: GrammarCompiler) -> None:

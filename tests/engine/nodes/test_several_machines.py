@@ -29,6 +29,7 @@ from pagefleet_engine.nodes.follower import Follower, LeaderAddress
 from pagefleet_engine.nodes.leader import SeveralMachines
 from pagefleet_engine.nodes.link import NodeLink
 from pagefleet_engine.ranks.parallelism import Parallelism
+from pagefleet_kv.p2p.planes.device.opening import NoPlane, PlaneOpening
 from pagefleet_protocol.fleet_key import FleetKey
 from pagefleet_protocol.sampling_params import SamplingParams
 
@@ -363,6 +364,23 @@ def test_no_key_is_one_line_that_says_how_to_make_one(scene: Scene) -> None:
     several = partial(SeveralMachines, folder=scene.folder, fleet_key_file=None)
     with pytest.raises(ConfigError, match=r"make one \(`openssl rand -hex 32 > fleet.key`\), and give all nodes"):
         ProcessExecutor(scene.config(), scene.folder, llama_arch(), None, COMMAND, several)
+
+
+def test_a_follower_that_passes_no_k_v_any_more_ends_the_engine(scene: Scene) -> None:
+    executor, following = scene.pair()
+    following.follower._post(following.follower._planes_failed)
+    with pytest.raises(EngineDead, match=f"rank 1 on {HOST} passes no K/V any more, as its node's log says: the"):
+        end_of(executor)
+    assert f"node 1 on {HOST} passes no K/V any more" in following.end()
+
+
+def test_nobody_waits_for_planes_of_a_machine_that_leaves(scene: Scene) -> None:
+    executor, following = scene.pair()
+    device, *_ = executor._nodes[1].devices(executor._fence, executor._is_over)
+    threading.Timer(0.2, following.follower.stop).start()
+    with pytest.raises(NoPlane, match="the engine's ranks are gone"):
+        device.open(PlaneOpening("nccl", b"c" * 32, 4, (4, 0), (4, 0)))
+    following.end()
 
 
 def test_a_follower_that_is_stopped_is_noticed(scene: Scene) -> None:

@@ -120,14 +120,17 @@ def test_what_does_not_go_over_ranks_is_refused(config: EngineConfig, settings: 
         replace(config, parallel=Parallelism(tensor_parallel_size=2), **settings)  # type: ignore[arg-type]
 
 
-def test_ranks_of_one_machine_pass_k_v_by_nccl_one_way(config: EngineConfig) -> None:
+def test_ranks_pass_k_v_by_nccl_one_way_whatever_machines_they_are_on(config: EngineConfig) -> None:
     by_nccl = KVTransferConfig(kv_connector="p2p", kv_data_plane="nccl", kv_role="prefill")
     ranks = replace(config, parallel=Parallelism(tensor_parallel_size=2), kv_transfer=by_nccl)
     assert ranks.carries
     assert ranks.takes_unasked
     assert not replace(config, kv_transfer=by_nccl).takes_unasked
-    with pytest.raises(ConfigError, match="kv_data_plane nccl needs them on one machine"):
-        replace(ranks, parallel=Parallelism(tensor_parallel_size=2, nnodes=2, master_addr="10.0.0.1"))
+    for parallel in (
+        Parallelism(tensor_parallel_size=2, nnodes=2, master_addr="10.0.0.1"),
+        Parallelism(distributed_executor_backend="ray"),
+    ):
+        assert replace(ranks, parallel=parallel).carries
 
 
 def test_copies_that_share_experts_pass_no_k_v_by_nccl(config: EngineConfig) -> None:

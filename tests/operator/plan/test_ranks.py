@@ -56,6 +56,11 @@ def find(profiled: Any = None, **spec: Any) -> tuple[Ranks | str, dict[str, str]
         ({"gpusPerNode": 8}, {"parallelism": {"tensor": 8, "pipeline": 3}}, Ranks(8, 3, nodes=3, gpus=8)),
         ({"gpusPerNode": 8}, {"parallelism": {"tensor": 8}}, Ranks(8, gpus=8)),
         (None, {"resources": {"gpus": 8}, "disaggregation": {"dataPlane": "nccl"}}, Ranks(8, gpus=8)),
+        (
+            {"gpusPerNode": 8},
+            {"disaggregation": {"dataPlane": "nccl"}, "parallelism": {"tensor": 16}},
+            Ranks(16, nodes=2, gpus=8),
+        ),
         ({"gpusPerNode": 8}, {"parallelism": {"tensor": 12}}, Ranks(12, nodes=2, gpus=6)),
         ({"gpusPerNode": 8}, {"nodes": 2}, Ranks(1, 2, nodes=2, gpus=1)),
         ({"resources": {"gpus": 8}}, {"nodes": 2}, Ranks(8, 2, nodes=2, gpus=8)),
@@ -148,11 +153,6 @@ def test_what_is_not_written_follows_from_what_is(profiled: Any, spec: Any, expe
             "takes 128 nodes, and an engine has 64 at most",
         ),
         (None, {"disaggregation": {"dataPlane": "nccl"}, "parallelism": {"tensor": 2}}, "with 2 ranks K/V of several"),
-        (
-            {"gpusPerNode": 8},
-            {"disaggregation": {"dataPlane": "nccl"}, "parallelism": {"tensor": 16}},
-            "goes by tcp, or by nccl between GPUs where each engine is on one node",
-        ),
         (
             None,
             {"disaggregation": {"dataPlane": "nccl"}, "parallelism": {"data": 2, "expert": True}},

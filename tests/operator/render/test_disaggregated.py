@@ -14,9 +14,10 @@ from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.roles import PAIR_ROLES, role_view
 from pagefleet_operator.plan.status import invalid_service_status
 from pagefleet_protocol.field_errors import FieldError, InvalidDocument
-from pagefleet_protocol.kube_names import LABEL_REVISION, LABEL_ROLE
+from pagefleet_protocol.kube_names import LABEL_COMPONENT, LABEL_REVISION, LABEL_ROLE
 
 from tests.operator.plan.kube_world import World, condition, container, pod, profile, service, told
+from tests.operator.render.service_table import HF, by_key
 
 TWO = {"prefill": {"replicas": 2}, "decode": {"replicas": 2}}
 LINKED = (KvEngineSeen("a", "prefill", "x"), KvEngineSeen("b", "decode", "x"))
@@ -320,3 +321,24 @@ def test_of_an_edit_that_cannot_be_read_what_runs_is_told() -> None:
     world.pods = [one for one in world.pods if one.role != "decode"]
     again = invalid_service_status(("ns", "qwen"), problem, status, world.observed())
     assert (again.ready, told(again, "PrefillReady")[0], told(again, "DecodeReady")[0]) == ("2/4", "True", "False")
+
+
+@pytest.mark.parametrize(("nodes", "plane"), [(1, "nccl"), (2, "nccl"), (2, "tcp")])
+def test_pods_that_follow_reach_each_other_where_their_ranks_pass_k_v(nodes: int, plane: str) -> None:
+    case = replace(
+        HF.changed(
+            disaggregation={"dataPlane": plane, "prefill": {"nodes": nodes}},
+            resources={"gpuType": "h100", "gpus": 2},
+        ),
+        kinds=frozenset({"Ingress", "LeaderWorkerSet"}),
+    )
+    policies = by_key(case.wanted())
+    for own, other in (("prefill", "decode"), ("decode", "prefill")):
+        spec: Any = policies["NetworkPolicy", f"qwen-{own}"]["spec"]
+        followers = nodes > 1 and plane == "nccl"
+        assert spec["podSelector"]["matchLabels"][LABEL_ROLE] == own
+        rules = [*spec.get("ingress", ()), *spec.get("egress", ())]
+        chosen = [one["podSelector"] for rule in rules for one in (*rule.get("from", ()), *rule.get("to", ()))]
+        assert {one["matchLabels"][LABEL_ROLE] for one in chosen} == {other}
+        for one in (spec["podSelector"], *chosen):
+            assert (LABEL_COMPONENT not in one["matchLabels"]) == followers

@@ -153,6 +153,19 @@ def test_each_transfer_has_its_turn_to_be_launched() -> None:
         communicator.poll(2005.0)
 
 
+def test_a_turn_that_is_given_is_not_held_by_a_rank_that_is_not_ready() -> None:
+    script = Script(now=State.READY)
+    turns = Turns(lambda event: None)
+    communicator = made(script, turns=turns)
+    communicator.give(transfer(0), 100.0)
+    communicator.poll(100.0)
+    script.now = State.IN_PROGRESS  # as where the other one has gone
+    turns.give(0, lambda: None)
+    assert communicator.poll(2000.0) == []
+    with pytest.raises(NcclError, match="silent"):
+        communicator.poll(2005.0)
+
+
 @pytest.mark.parametrize("is_given", [False, True])
 def test_nobody_waits_for_the_turn_of_what_was_aborted(is_given: bool) -> None:
     script, told, launched = Script(now=State.READY), list[PlaneEvent](), list[int]()

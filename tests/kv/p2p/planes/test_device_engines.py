@@ -30,30 +30,14 @@ from pagefleet_kv.p2p.planes.device.plane import DevicePlane
 from pagefleet_kv.p2p.planes.device.ranked import RankedPlane
 from pagefleet_kv.p2p.planes.local_device import LocalDevice, MakeCarriers
 from pagefleet_kv.p2p.planes.nccl.carrier import NcclCarriers
-from pagefleet_kv.port import EngineSide, KVPages
+from pagefleet_kv.port import EngineSide
 from pagefleet_protocol.kv_control import PlaneName
 
 from tests.fakes.byte_pages import PATIENCE_S, BytePages, engine_side
+from tests.fakes.device_planes import PoolOfHost
 from tests.fakes.kv_engines import FULL_BLOCKS, Fleet, answers_alone, pass_on, running_fleet
 from tests.fakes.nccl_world import FakeNccl, FakeSharedMemory, NcclWorld
 from tests.fakes.small_model import write_small_model
-
-
-class PoolOfHost:
-    """Pages of the host, as if they were a device's."""
-
-    def __init__(self, pages: KVPages) -> None:
-        assert pages.host is not None
-        self._pages = pages
-        self.bytes_per_block = pages.bytes_per_block
-        self.host = None
-        self.wants_pinned = False
-        self.blocks = torch.frombuffer(pages.host, dtype=torch.uint8).view(-1, pages.bytes_per_block)
-        self.read = pages.read
-        self.write = pages.write
-
-    def after_steps(self, stream: torch.cuda.Stream) -> None:
-        raise AssertionError("there are no streams on a CPU")
 
 
 class DeviceOfRank:
@@ -115,7 +99,7 @@ class Devices:
 
     def _nccl(self, copies: DeviceCopies, most: tuple[int, int]) -> Carriers:
         self.libraries.append(FakeNccl(self.world))
-        return NcclCarriers(self.libraries[-1], copies, *most, PATIENCE_S, 2.0)
+        return NcclCarriers(self.libraries[-1], copies, *most, PATIENCE_S)
 
     def planes(self, config: KVTransferConfig, side: EngineSide, blocks_per_frame: int) -> dict[PlaneName, RankedPlane]:
         """As `device_planes`, where the host is a device, or one of each rank's."""
@@ -306,9 +290,7 @@ def test_ranks_without_devices_of_one_machine_take_tcp_and_say_so(caplog: pytest
 def test_planes_between_devices_need_a_device(plane: str) -> None:
     config = KVTransferConfig(kv_connector="p2p", kv_data_plane=plane)  # type: ignore[arg-type]
     side = engine_side(BytePages(4))
-    with pytest.raises(
-        KVConfigError, match=f"kv_data_plane {plane} needs K/V on GPUs of one machine: give auto or tcp"
-    ):
+    with pytest.raises(KVConfigError, match=f"kv_data_plane {plane} needs K/V on GPUs: give auto or tcp"):
         device_planes(config, side, 1 << 20)
     assert device_planes(dataclasses.replace(config, kv_data_plane="auto"), side, 1 << 20) == {}
     assert device_planes(dataclasses.replace(config, kv_data_plane="tcp"), side, 1 << 20) == {}

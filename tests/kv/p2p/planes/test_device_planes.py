@@ -35,6 +35,7 @@ from pagefleet_protocol.kv_blob import BlobHeader
 
 from tests.fakes.device_planes import SLOT_BYTES, DeviceEnd, Scene, ipc_maker, nccl_maker
 from tests.fakes.kv_plane import BLOCK, COMPATIBILITY, GARBAGE, NUM_BLOCKS, TRANSFER, content, frame, landing
+from tests.fakes.many_descriptors import many_descriptors
 from tests.fakes.nccl_world import FakeSharedMemory, NcclWorld
 
 KINDS = ("nccl", "cuda_ipc")
@@ -83,6 +84,14 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     made = Pair(request.param)
     yield made
     made.scene.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_frames_arrive_in_a_process_with_more_than_a_thousand_descriptors(kind: str) -> None:
+    with many_descriptors():
+        pair = Pair(kind)
+        assert pair.works()
+        pair.scene.close()
 
 
 def test_frames_arrive_in_the_blocks_of_their_landing(pair: Pair) -> None:

@@ -1,5 +1,5 @@
 """One order of transfers and steps on devices that run one kernel after another: none waits for ever, whoever is
-quicker. Without it some do."""
+quicker, also where ranks are on several machines. Without it some do."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -25,6 +26,11 @@ SHARDS = {
 }
 NUM_STEPS, NUM_FRAMES, MAX_IN_FLIGHT = 12, 4, 2
 
+Command = int | Mapping[int, int]
+"""A step, by its number, or turns, by rank."""
+Order = Literal["one", "of turns", "of machines"]
+"""Whether commands come to all ranks in one, or turns in one of their own, or each machine gets one of its own."""
+
 
 class Rank:
     """Does what its engine says, at its own pace; its turns are as those of a plane."""
@@ -32,7 +38,7 @@ class Rank:
     def __init__(self, engine: Engine, number: int) -> None:
         self.engine = engine
         self.num_done = 0
-        self.turns = Turns(lambda event: engine.told.append((number, event)))
+        self.turns = Turns(lambda event: engine.machine_of(number).told.append((number, event)))
         self.waiting: list[tuple[Turn, Callable[[], None]]] = []
 
     def launch_in_turn(self, end: End, launch: Callable[[], None]) -> Turn:
@@ -47,29 +53,51 @@ class Rank:
             one[1]()
 
 
-class Engine:
-    """Its ranks get steps and turns in one order, if it `agrees`; else turns come in a way of their own."""
+class Machine:
+    """Some ranks of an engine. What it is told and what it tells are on their way, each in order."""
 
-    def __init__(self, kind: str, *, agrees: bool) -> None:
-        self.shards = SHARDS[kind]
-        self.ranks = [Rank(self, number) for number in range(len(self.shards))]
-        self.commands: list[int | Mapping[int, int]] = []
+    def __init__(self) -> None:
+        self.on_its_way: deque[Command] = deque()
+        self.commands: list[Command] = []
         self.told: deque[tuple[int, TurnAsked | TurnEnded]] = deque()
-        self.stray: list[Callable[[], None]] = []
-        self.order = LaunchOrder(self.commands.append if agrees else self._go_astray)
 
-    def hear(self, num_events: int) -> None:
+
+class Engine:
+    """Its core has two threads that send, one of steps and one of turns, to one machine after another."""
+
+    def __init__(self, kind: str, num_machines: int, order: Order) -> None:
+        self.shards = SHARDS[kind]
+        self.machines = [Machine() for _ in range(min(num_machines, len(self.shards)))]
+        self.ranks = [Rank(self, number) for number in range(len(self.shards))]
+        self.steps: list[int] = []
+        self.stray: list[Callable[[], None]] = []
+        self.sending: tuple[deque[Callable[[], None]], ...] = deque(), deque()
+        """By each thread, where none waits for the other."""
+        self._is_one = order != "of machines"
+        self.order = LaunchOrder(self._go_astray if order == "of turns" else partial(self._send, 1))
+
+    def machine_of(self, rank: int) -> Machine:
+        return self.machines[rank * len(self.machines) // len(self.shards)]
+
+    def step(self) -> None:
+        self.steps.append(len(self.steps))
+        self._send(0, self.steps[-1])
+
+    def hear(self, machine: Machine, num_events: int) -> None:
         for _ in range(num_events):
-            rank, event = self.told.popleft()
+            rank, event = machine.told.popleft()
             if isinstance(event, TurnAsked):
                 self.order.asked(rank, event)
             else:
                 self.order.ended(rank, event)
         self.order.go_on()
 
-    @property
-    def steps(self) -> list[int]:
-        return [one for one in self.commands if isinstance(one, int)]
+    def _send(self, thread: int, command: Command) -> None:
+        if self._is_one:
+            for machine in self.machines:
+                machine.on_its_way.append(command)
+        else:
+            self.sending[thread].extend(partial(machine.on_its_way.append, command) for machine in self.machines)
 
     def _go_astray(self, turns: Mapping[int, int]) -> None:
         self.stray += [partial(self.ranks[rank].give, number) for rank, number in turns.items()]
@@ -143,12 +171,15 @@ class Fleet:
         targets: Sequence[str],
         seed: int,
         *,
-        agree: bool = True,
+        num_machines: int = 1,
+        order: Order = "one",
         break_at: float = 0.0,
     ) -> None:
         self.draw = random.Random(seed)
         self.queues = KernelQueues()
-        self.sources, self.targets = ([Engine(kind, agrees=agree) for kind in kinds] for kinds in (sources, targets))
+        self.sources, self.targets = (
+            [Engine(kind, num_machines, order) for kind in kinds] for kinds in (sources, targets)
+        )
         self.said: list[Callable[[], None]] = []
         """Words on their way between engines."""
         self.under_way: list[Transfer] = []
@@ -176,13 +207,21 @@ class Fleet:
         self.begin(transfer.source, transfer.target, in_turn=transfer.in_turn)
 
     def obey(self, rank: Rank) -> None:
-        engine = rank.engine
-        command = engine.commands[rank.num_done]
+        engine, number = rank.engine, rank.engine.ranks.index(rank)
+        command = engine.machine_of(number).commands[rank.num_done]
         rank.num_done += 1
         if isinstance(command, int):
             self.queues.launch(rank, self.sum_of(engine, command))
-        elif (number := command.get(engine.ranks.index(rank))) is not None:
-            rank.give(number)
+        elif (turn := command.get(number)) is not None:
+            rank.give(turn)
+
+    @staticmethod
+    def put(sends: deque[Callable[[], None]]) -> None:
+        sends.popleft()()
+
+    @staticmethod
+    def arrive(machine: Machine) -> None:
+        machine.commands.append(machine.on_its_way.popleft())
 
     def sum_of(self, engine: Engine, step: int) -> Kernel:
         return self.queues.kernel((engine, step), len(engine.ranks))
@@ -199,11 +238,17 @@ class Fleet:
         acts: list[Callable[[], None]] = [partial(self.take, self.said, at) for at in range(len(self.said))]
         for engine in (*self.sources, *self.targets):
             if len(engine.steps) < NUM_STEPS and self.num_in_flight(engine) < MAX_IN_FLIGHT:
-                acts.append(partial(engine.commands.append, len(engine.commands)))
-            if engine.told:
-                acts.append(partial(engine.hear, self.draw.randint(1, len(engine.told))))
+                acts.append(engine.step)
             acts += [partial(self.take, engine.stray, at) for at in range(len(engine.stray))]
-            acts += [partial(self.obey, rank) for rank in engine.ranks if rank.num_done < len(engine.commands)]
+            acts += [partial(self.put, sends) for sends in engine.sending if sends]
+            for machine in engine.machines:
+                if machine.told:
+                    acts.append(partial(engine.hear, machine, self.draw.randint(1, len(machine.told))))
+                if machine.on_its_way:
+                    acts.append(partial(self.arrive, machine))
+            for number, rank in enumerate(engine.ranks):
+                if rank.num_done < len(engine.machine_of(number).commands):
+                    acts.append(partial(self.obey, rank))
         return acts
 
     def runs_through(self) -> bool:
@@ -230,13 +275,17 @@ FLEETS = [
 
 
 @pytest.mark.parametrize(("sources", "targets"), FLEETS)
-@given(seed=st.integers(0, 2**32), break_at=st.sampled_from([0.0, 0.02, 0.2]))
+@given(seed=st.integers(0, 2**32), num_machines=st.integers(1, 2), break_at=st.sampled_from([0.0, 0.02, 0.2]))
 def test_in_one_order_nothing_waits_for_ever(
-    sources: list[str], targets: list[str], seed: int, break_at: float
+    sources: list[str], targets: list[str], seed: int, num_machines: int, break_at: float
 ) -> None:
-    assert Fleet(sources, targets, seed, break_at=break_at).runs_through()
+    assert Fleet(sources, targets, seed, num_machines=num_machines, break_at=break_at).runs_through()
 
 
+@pytest.mark.parametrize(("order", "num_machines"), [("of turns", 1), ("of turns", 2), ("of machines", 2)])
 @pytest.mark.parametrize(("sources", "targets"), FLEETS[2:7])
-def test_in_orders_of_their_own_devices_wait_for_each_other(sources: list[str], targets: list[str]) -> None:
-    assert not all(Fleet(sources, targets, seed, agree=False).runs_through() for seed in range(200))
+def test_in_orders_of_their_own_devices_wait_for_each_other(
+    sources: list[str], targets: list[str], order: Order, num_machines: int
+) -> None:
+    fleets = (Fleet(sources, targets, seed, order=order, num_machines=num_machines) for seed in range(200))
+    assert not all(fleet.runs_through() for fleet in fleets)

@@ -76,7 +76,7 @@ class RankedPool(Protocol):
 
     @property
     def devices(self) -> Sequence[PlaneDevice]:
-        """Of each rank, in order; none, where not each has one on this machine."""
+        """Of each rank, in order; none, where no planes may be opened there."""
         ...
 
     def launch(self, plane: PlaneName, turns: Mapping[int, int]) -> None:

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
+from pagefleet_kv.bell import wait_for_any
 from pagefleet_kv.p2p.data_plane import End, LinkDown
 from pagefleet_kv.p2p.planes.device.copies import DeviceCopies
 from pagefleet_kv.p2p.planes.device.lanes import WHOLE, LaneTerms
@@ -71,6 +72,8 @@ class DevicePlane(PlaneShell[DeviceSource, DeviceTarget]):
         self._turns = Turns(self._tell)
         self._terms: dict[tuple[str, End], LaneTerms] = {}
         """Of links that have some. Set before the link is begun, by its owner's thread."""
+        self._wake = select.poll()
+        self._wake.register(self._thread.wake, select.POLLIN)
         self._thread.do(copies.enter)
         self._thread.start()
 
@@ -108,7 +111,7 @@ class DevicePlane(PlaneShell[DeviceSource, DeviceTarget]):
 
     def _turn(self) -> None:
         busy = any(link.under_way for link in self._links())
-        select.select([self._thread.wake], [], [], _BUSY_LOOK_S if busy else _LOOK_S)
+        wait_for_any(self._wake, _BUSY_LOOK_S if busy else _LOOK_S)
         self._thread.obey()  # before anything is placed: what was given up since gets none of it
         now = time.monotonic()
         for link in self._links():

@@ -2,7 +2,8 @@
 
 Ranks that share a model wait for each other in every step, on their devices, and a device may run nothing behind a
 kernel that spins. So all ranks of an engine launch transfers and steps in one order, which the engine gives: a rank
-asks for a turn (`Turns`), the engine gives turns (`LaunchOrder`), at one place among the steps for all ranks.
+asks for a turn (`Turns`), the engine gives turns (`LaunchOrder`), at one place among the steps for all ranks, whatever
+machines those are on.
 
 That no circle of devices waits for each other, even where each runs one kernel after another:
 
@@ -16,6 +17,13 @@ the source comes to its next send, as ranks wait for nothing that comes later. I
 oldest of the target is no step either, so it is a receive; ours is of the same turn, and no other is on its device:
 it is at the head, too. Both run. An engine of one rank has no steps that wait for others: it sends at once, receives
 the parts of a peer's several ranks in turn, and those of different peers of one rank beside each other, as ever.
+
+Copies of a model that share experts are no such engine: their steps wait for each other, too, and each has a core of
+its own, which knows nothing of the places that the others give turns at. So this may be, where A and B are copies:
+
+    A: a receive, step 7        B: step 7, a receive        the source of both: the send to B, the send to A
+
+and none of it ever runs. Turns would need one place among the steps of all copies, and somebody who gives it.
 """
 
 from __future__ import annotations

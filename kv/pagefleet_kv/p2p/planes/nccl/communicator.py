@@ -24,7 +24,8 @@ from pagefleet_kv.p2p.planes.nccl.library import NcclError, NcclFunctions, State
 SOURCE_RANK = 0
 TARGET_RANK = 1
 IN_TURN_STALL_S = 5.0
-"""Most seconds for a transfer in turn, for which steps may wait: ranks give each other up after `PATIENCE_S`, 9."""
+"""Most seconds for a transfer in turn. Steps wait for all that were launched before them, which a rank launches beside
+each other; and ranks give each other up after `PATIENCE_S`, 9, or are taken for hung after `HANG_S`, 8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,8 @@ class Communicator:
         """
         assert self._handle is not None
         ended: list[int] = []
+        if self._turn is not None and self._turn.is_given and self._deadline == float("inf"):
+            self._deadline = now + self._stall_s  # steps wait from now on, whether or not NCCL is ready
         if self._library.state(self._handle) is State.READY:
             if not self.ready:
                 self.ready = True
@@ -135,7 +138,7 @@ class Communicator:
                 self._running = None
                 self._deadline = now + self._stall_s
                 self._end_turn()
-            if self._given and self._running is None and self._has_turn(now):
+            if self._given and self._running is None and self._has_turn():
                 self._launch(self._given.popleft())
         if now >= self._deadline and not (self.ready and self.idle):
             raise NcclError("the other rank was silent for too long" if self.ready else "the other rank did not come")
@@ -159,17 +162,14 @@ class Communicator:
             finally:
                 self._end_turn()
 
-    def _has_turn(self, now: float) -> bool:
+    def _has_turn(self) -> bool:
         """Whether the next transfer may be launched now. How long it waits for that is the link's business."""
         if self._end.turns is None:
             return True
         if self._turn is None:
             self._turn = self._end.turns.ask("source" if self._end.rank == SOURCE_RANK else "target")
             self._deadline = float("inf")
-        if not self._turn.is_given:
-            return False
-        self._deadline = now + self._stall_s
-        return True
+        return self._turn.is_given
 
     def _end_turn(self) -> None:
         if self._turn is not None:
