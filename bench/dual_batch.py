@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -42,7 +43,7 @@ from tests.fakes.small_tokenizers import byte_level_backend
 GIGABITS = (0.0, 10.0, 1.0, 0.25)
 """Of a link, per second; 0: nothing is played."""
 RANKS, PROMPTS, LENGTH = 2, 1, 512
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
     "vocab_size": 1024,
@@ -58,6 +59,12 @@ SHAPE = {
     "norm_topk_prob": True,
     "max_position_embeddings": 4096,
 }
+
+
+def on_link_s(gigabits: float) -> float:
+    """At least so long a whole step's messages take to a rank: rows of the others, and sums of its own, of each layer."""
+    num_bytes: int = 2 * SHAPE["num_hidden_layers"] * (RANKS - 1) * PROMPTS * LENGTH * SHAPE["hidden_size"] * 4
+    return round(num_bytes * 8 / (gigabits * 1e9), 3) if gigabits else 0.0
 
 
 class Link:
@@ -168,12 +175,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    found: dict[str, object] = {"cores": os.cpu_count(), "load_average": round(os.getloadavg()[0], 2), "shape": SHAPE}
+    found: dict[str, Any] = {"cores": os.cpu_count(), "load_average": round(os.getloadavg()[0], 2), "shape": SHAPE}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPE))
         for gigabits in GIGABITS:
             name = f"link_{gigabits:g}_gbit" if gigabits else "no_link"
-            found[name] = asyncio.run(compare(folder, gigabits, arguments.rounds))
+            found[name] = {"on_link_s": on_link_s(gigabits)}
+            found[name] |= asyncio.run(compare(folder, gigabits, arguments.rounds))
             print(name, found[name], flush=True)
     if arguments.output:
         write_report(arguments.output, "dual_batch", found)
