@@ -27,7 +27,7 @@ from pagefleet_engine.layers.norm import Residual
 from pagefleet_engine.layers.quantization_scheme import Scheme
 from pagefleet_engine.layers.shard import Shard, own_share, shard_of
 from pagefleet_engine.layers.token_ranks import token_ranks
-from pagefleet_engine.layers.weight import Placement, Weight, prefixed
+from pagefleet_engine.layers.weight import Placement, UnusableTensorError, Weight, prefixed
 from pagefleet_engine.models.arch import ExpertsArch, ModelArch
 from pagefleet_engine.models.blocks import MLP, Traits
 
@@ -65,6 +65,8 @@ class Router:
         self._bias_E = bias_E
 
     def _install_correction(self, correction_E: Tensor) -> None:
+        if not correction_E.isfinite().all():  # it only chooses: no answer would show it
+            raise UnusableTensorError("has values that are no numbers: download the checkpoint again")
         self._correction_E = correction_E
 
 
