@@ -73,6 +73,22 @@ _GEMMA3_4B = {
     "eos_token_id": 1,
     "torch_dtype": "bfloat16",
 }
+_SMOLLM3_3B = {
+    "model_type": "smollm3",
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "no_rope_layer_interval": 4,
+    "vocab_size": 128256,
+    "max_position_embeddings": 65536,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 5000000.0,
+    "tie_word_embeddings": True,
+    "eos_token_id": 128012,
+    "torch_dtype": "bfloat16",
+}
 _GEMMA3N_E4B = {
     "model_type": "gemma3n_text",
     "hidden_size": 2048,
@@ -382,6 +398,7 @@ DENSE_SHAPES: Mapping[str, Mapping[str, Any]] = {
     "gemma-2-9b": _GEMMA2_9B,
     "gemma-7b": _GEMMA_7B,
     "gemma-2b": _GEMMA_2B,
+    "smollm3-3b": _SMOLLM3_3B,
     "phi-4": _PHI4,
     "phi-2": _PHI2,
     "olmo-2-7b": _OLMO2_7B,

@@ -42,15 +42,17 @@ class Router:
         self._routing = routing = experts.routing
         dtype = torch.float32 if routing.scoring == "sigmoid" else None
         columns, count = arch.hidden_size, routing.num_experts
-        self._slots = {"weight": Weight((count,), columns, placement, self._install, dtype=dtype)}
-        if traits.experts.biased:
-            self._slots["bias"] = Weight((count,), None, placement, self._install_bias, dtype=dtype)
+        names = traits.experts
+        within = placement.within(names.router)
+        self._slots = {f"{names.router}.weight": Weight((count,), columns, within, self._install, dtype=dtype)}
+        if names.biased:
+            self._slots[f"{names.router}.bias"] = Weight((count,), None, within, self._install_bias, dtype=dtype)
         if traits.router_correction:
-            name = "e_score_correction_bias"
-            self._slots[name] = Weight((count,), None, placement, self._install_correction, dtype=torch.float32)
+            slot = Weight((count,), None, within, self._install_correction, dtype=torch.float32)
+            self._slots[names.correction] = slot
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
-        """See HasWeights."""
+        """See HasWeights; names are those within the layer of experts."""
         yield from self._slots.items()
 
     def __call__(self, x_TD: Tensor) -> Routes:
@@ -83,7 +85,7 @@ class SparseMLP:
         # Tells padding: it is written nowhere.
         self._pages = AttentionSpec(layer=layer, scale=1.0)
         plain = replace(placement, quantization=None)
-        self._router = Router(arch, experts, traits, plain.within(names.router))
+        self._router = Router(arch, experts, traits, plain)
         width, count, gate = _width(experts, traits, placement), experts.routing.num_experts, experts.gate
         share = own_experts(count, placement)
         own, self._exchange, self._map = share.experts, share.exchange, share.map
@@ -122,7 +124,7 @@ class SparseMLP:
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See HasWeights."""
-        yield from prefixed(self._names.router, self._router)
+        yield from self._router.weights()
         yield from self._slots
         if self._shared is not None:
             yield from prefixed(self._names.shared, self._shared)

@@ -94,6 +94,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "glm4_moe",
         {"first_k_dense_replace": 2, "n_shared_experts": 2, "n_group": 1, "topk_group": 1},
     ),
+    "glm4_moe_lite": ("glm4_moe_lite", {}),
+    "glm4_moe_lite dense in the middle": (
+        "glm4_moe_lite",
+        {"mlp_layer_types": ["sparse", "dense", "sparse"], "q_lora_rank": None, "rope_parameters": None},
+    ),
+    "minimax_m2": ("minimax_m2", {}),
+    "minimax_m2 whole rotation": ("minimax_m2", {"rope_parameters": None, "tie_word_embeddings": True}),
+    "smollm3": ("smollm3", {}),
+    "smollm3 windows": (
+        "smollm3",
+        {"no_rope_layers": [0, 1, 1], "use_sliding_window": True, "sliding_window": 16, "attention_bias": True},
+    ),
     "granitemoe": ("granitemoe", {}),
     "granitemoe biases": ("granitemoe", {"attention_bias": True, "residual_multiplier": 1.0}),
     "mixtral": ("mixtral", {}),
