@@ -50,8 +50,8 @@ from tests.fakes.small_tokenizers import byte_level_backend
 GIGABITS = (0.0, 1.0, 0.25)
 """Of a link, per second; 0: nothing is played."""
 LAYERS, LAYER_S, READING = 8, 0.02, 0.1
-"""Of a step that is played; of the half of a layer's time that experts take a tenth goes by their weights, read by
-each half."""
+"""Of a step that is played. Experts take half of a layer's time, and reading their weights, which each half does, so
+much of that."""
 MESSAGES = (0.1, 0.25, 0.5, 1.0, 2.0)
 RANKS, PROMPTS, LENGTH = 2, 1, 512
 SHAPE: dict[str, Any] = {
