@@ -55,6 +55,7 @@ _CLASSES = {
     "qwen2_moe": "Qwen2Moe",
     "qwen3": "Qwen3",
     "qwen3_moe": "Qwen3Moe",
+    "seed_oss": "SeedOss",
     "smollm3": "SmolLM3",
     "stablelm": "StableLm",
 }
@@ -232,6 +233,7 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "num_experts": 8,
         "num_experts_per_tok": 3,
     },
+    "seed_oss": {"head_dim": 32},
     "smollm3": {"tie_word_embeddings": False, "no_rope_layer_interval": 2, "pad_token_id": 0},
     "qwen3": {"head_dim": 32},
     "qwen3_moe": {

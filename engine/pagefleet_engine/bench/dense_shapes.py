@@ -73,6 +73,23 @@ _GEMMA3_4B = {
     "eos_token_id": 1,
     "torch_dtype": "bfloat16",
 }
+_SEED_OSS_36B = {
+    "model_type": "seed_oss",
+    "hidden_size": 5120,
+    "intermediate_size": 27648,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 80,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "attention_bias": True,
+    "vocab_size": 155136,
+    "max_position_embeddings": 524288,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000000.0,
+    "tie_word_embeddings": False,
+    "eos_token_id": 2,
+    "torch_dtype": "bfloat16",
+}
 _SMOLLM3_3B = {
     "model_type": "smollm3",
     "hidden_size": 2048,
@@ -398,6 +415,7 @@ DENSE_SHAPES: Mapping[str, Mapping[str, Any]] = {
     "gemma-2-9b": _GEMMA2_9B,
     "gemma-7b": _GEMMA_7B,
     "gemma-2b": _GEMMA_2B,
+    "seed-oss-36b": _SEED_OSS_36B,
     "smollm3-3b": _SMOLLM3_3B,
     "phi-4": _PHI4,
     "phi-2": _PHI2,

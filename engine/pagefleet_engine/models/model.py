@@ -54,6 +54,7 @@ MODEL_MODULES = {
     "qwen2_moe": "pagefleet_engine.models.qwen2_moe",
     "qwen3": "pagefleet_engine.models.qwen3",
     "qwen3_moe": "pagefleet_engine.models.qwen3_moe",
+    "seed_oss": "pagefleet_engine.models.seed_oss",
     "smollm3": "pagefleet_engine.models.smollm3",
     "stablelm": "pagefleet_engine.models.stablelm",
 }

@@ -158,6 +158,18 @@ MINIMAX_M2: Mapping[str, Any] = {
     "num_experts_per_tok": 8,
     "eos_token_id": 200_020,
 }
+SEED_OSS: Mapping[str, Any] = {
+    "vocab_size": 155_136,
+    "hidden_size": 4096,
+    "intermediate_size": 27_648,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 80,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "attention_bias": True,
+    "max_position_embeddings": 524_288,
+    "eos_token_id": 2,
+}
 SMOLLM3: Mapping[str, Any] = {
     "vocab_size": 128_256,
     "hidden_size": 2048,

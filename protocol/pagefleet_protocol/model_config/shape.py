@@ -366,6 +366,7 @@ _FAMILIES: Mapping[str, _Family] = {
     "qwen2_moe": _Family(_qwen2_moe_windows, defaults=defaults.QWEN2_MOE, mixture=True),
     "qwen3": _Family(_qwen_windows, defaults={**defaults.QWEN2, "head_dim": 128}),
     "qwen3_moe": _Family(_qwen3_moe_windows, defaults=defaults.QWEN3_MOE, mixture=True),
+    "seed_oss": _Family(defaults=defaults.SEED_OSS),
     "smollm3": _Family(_smollm3_windows, defaults=defaults.SMOLLM3),
     "stablelm": _Family(defaults=defaults.STABLELM),
 }

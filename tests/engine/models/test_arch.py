@@ -258,6 +258,7 @@ def read(**config: Any) -> ModelArch:
         ("phi", "PhiConfig"),
         ("phi3", "Phi3Config"),
         ("phimoe", "PhimoeConfig"),
+        ("seed_oss", "SeedOssConfig"),
         ("smollm3", "SmolLM3Config"),
         ("stablelm", "StableLmConfig"),
     ],
@@ -408,6 +409,8 @@ def test_a_window_that_no_sequence_outgrows_is_none() -> None:
             "apply_residual_connection_post_layernorm is True",
         ),
         ({"model_type": "phi", "qk_layernorm": True}, "qk_layernorm is True; pagefleet runs"),
+        ({"model_type": "seed_oss", "attention_out_bias": True}, "attention_out_bias is true; pagefleet runs Seed-OSS"),
+        ({"model_type": "minimax_m2", "use_qk_norm": False}, "use_qk_norm must be true and qk_norm_type per_layer"),
         ({"model_type": "phimoe", "num_experts_per_tok": 3}, "num_experts_per_tok is 3; SparseMixer chooses 2"),
         (
             {"model_type": "llama4_text", "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},

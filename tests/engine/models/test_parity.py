@@ -101,6 +101,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "minimax_m2": ("minimax_m2", {}),
     "minimax_m2 whole rotation": ("minimax_m2", {"rope_parameters": None, "tie_word_embeddings": True}),
+    "seed_oss": ("seed_oss", {}),
+    "seed_oss other biases": ("seed_oss", {"attention_bias": False, "mlp_bias": True}),
     "smollm3": ("smollm3", {}),
     "smollm3 windows": (
         "smollm3",
