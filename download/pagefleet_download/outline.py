@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +11,12 @@ import msgspec
 from pagefleet_protocol.model_config.fields import ModelConfigError
 from pagefleet_protocol.model_config.gguf_config import ROPE_FACTORS, hf_config, kept_bytes
 from pagefleet_protocol.model_config.quantized import quantized_as
-from pagefleet_protocol.model_config.shape import ModelShape, read_shape
+from pagefleet_protocol.model_config.shape import UNEVEN_STAGES, ModelShape, read_shape
 from pagefleet_protocol.model_facts import ModelFacts
 
 from pagefleet_download.errors import BadModel, Interrupted
 from pagefleet_download.gguf_outline import gguf_header
-from pagefleet_download.reading import persist, read_json, read_range, side_by_side
+from pagefleet_download.reading import persist, read_json
 from pagefleet_download.selection import (
     CONFIG,
     INDEX,
@@ -33,12 +32,10 @@ from pagefleet_download.selection import (
 )
 from pagefleet_download.settings import DownloadSettings
 from pagefleet_download.source import Listing, ModelSource, RemoteFile
+from pagefleet_download.stage_bytes import stage_facts
+from pagefleet_download.tensor_bytes import expert_bytes, read_headers
 
 _MAX_CONFIG_BYTES = 4 << 20
-_LENGTH_BYTES = 8
-_MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
-_OF_EXPERTS = re.compile(r"\.experts\.|\.block_sparse_moe\.(input|output)_linear\.")
-"""Tensors of experts that tokens choose from; the second names are Granite's. Shared ones are called otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +67,10 @@ async def outline(source: ModelSource, settings: DownloadSettings) -> ModelOutli
     weights = await _weights(source, names, found, settings)
     kept = tuple(weights) if settings.parts == "all" else ()
     wanted = tuple(found[name] for name in companions(names)) + kept
-    weights_bytes, expert_bytes = await _weights_bytes(source, weights, settings, mixture=shape.num_experts > 0)
-    facts = _facts(shape, quantization, listing.revision, len(wanted), (weights_bytes, expert_bytes))
-    return ModelOutline(wanted, facts)
+    apart = shape.num_experts > 0 or shape.model_type in UNEVEN_STAGES
+    total, tensors = await read_headers(source, weights, settings, names=apart)
+    facts = _facts(shape, quantization, listing.revision, len(wanted), (total, expert_bytes(tensors)))
+    return ModelOutline(wanted, msgspec.structs.replace(facts, stages=stage_facts(shape, tensors)))
 
 
 async def _gguf_outline(
@@ -161,57 +159,3 @@ async def _list(source: ModelSource, settings: DownloadSettings) -> Listing:
             return await source.list_files()
     except TimeoutError as error:
         raise Interrupted(f"the list of files did not come within {stall:g} s") from error
-
-
-async def _weights_bytes(
-    source: ModelSource, files: list[RemoteFile], settings: DownloadSettings, *, mixture: bool
-) -> tuple[int, int]:
-    """Bytes of all tensors, and of those of experts, for which headers are read of a mixture alone.
-
-    A safetensors file is a length, a header of that length, and the tensors without gaps. Source: the format's
-    description in the README of huggingface/safetensors.
-    """
-    total = experts = 0
-    one_header = asyncio.Lock()  # they may be large, and a container's memory is not
-
-    async def add(file: RemoteFile) -> None:
-        nonlocal total, experts
-        before = await _bytes_before_tensors(source, file, settings)
-        total += file.size - before  # not in one line with the wait: others add meanwhile
-        if mixture:
-            async with one_header:
-                experts += _expert_bytes(await read_range(source, file, _LENGTH_BYTES, before, settings), file)
-
-    await side_by_side(add, files, settings.parallel_files)
-    return total, experts
-
-
-async def _bytes_before_tensors(source: ModelSource, file: RemoteFile, settings: DownloadSettings) -> int:
-    header = 0
-    if file.size > _LENGTH_BYTES:
-        header = int.from_bytes(await read_range(source, file, 0, _LENGTH_BYTES, settings), "little")
-    if not 0 < header <= min(_MAX_HEADER_BYTES, file.size - _LENGTH_BYTES):
-        raise _broken(file)
-    return _LENGTH_BYTES + header
-
-
-class _Tensor(msgspec.Struct):
-    """What is of interest of a tensor in a header."""
-
-    data_offsets: tuple[int, int]
-
-
-def _expert_bytes(header: bytes, file: RemoteFile) -> int:
-    try:
-        tensors = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
-        found = [msgspec.json.decode(one, type=_Tensor) for name, one in tensors.items() if _OF_EXPERTS.search(name)]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise _broken(file) from None
-    num_bytes = sum(stop - start for start, stop in (one.data_offsets for one in found))
-    if not 0 <= num_bytes <= file.size:
-        raise _broken(file)
-    return num_bytes
-
-
-def _broken(file: RemoteFile) -> BadModel:
-    return BadModel(f"{file.name} ({file.size} bytes) is truncated or not a safetensors file: repair the model")

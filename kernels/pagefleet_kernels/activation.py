@@ -89,6 +89,7 @@ def _run(
         _activation_kernel[(num_tokens, (width + block - 1) // block)](
             as_bytes(out_TI),
             scale,
+            scale if quantize is None or quantize.static_scale is None else quantize.static_scale,
             x,
             x.stride(0),
             WIDTH=width,
@@ -107,7 +108,7 @@ def _run(
 def _tile(width: int, quantize: QuantizeSpec | None, device: torch.device) -> int:
     """Columns of a program: the whole row where one scale is for all of it."""
     whole = next_power_of_2(width)
-    if quantize is not None and quantize.static_scale is None and quantize.group is None:
+    if quantize is not None and quantize.whole_rows:
         return whole
     group = 1 if quantize is None else quantize.group or 1
     return max(group, min(whole, launch_table(architecture(device)).tile_elements))
@@ -147,6 +148,7 @@ def activate(x, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
 def _activation_kernel(  # type: ignore[no-untyped-def]
     out_ptr,
     scale_ptr,
+    static_ptr,
     x_ptr,
     stride_token,
     WIDTH: tl.constexpr,
@@ -174,7 +176,7 @@ def _activation_kernel(  # type: ignore[no-untyped-def]
     if QUANTIZE:
         row = token + tl.arange(0, 1)
         quantize_rows(
-            out_ptr, scale_ptr, out[None, :], row, column, token + 1, WIDTH, GROUP, STATIC, FP8, NATIVE
+            out_ptr, scale_ptr, static_ptr, out[None, :], row, column, token + 1, WIDTH, GROUP, STATIC, FP8, NATIVE
         )  # fmt: skip
     else:
         tl.store(out_ptr + token * WIDTH + column, out.to(x.dtype), mask=mask)

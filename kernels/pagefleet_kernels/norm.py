@@ -135,6 +135,7 @@ def _run(
         _norm_kernel[((num_rows + rows - 1) // rows,)](
             as_bytes(out),
             scale,
+            scale if quantize is None or quantize.static_scale is None else quantize.static_scale,
             x_THD,
             residual_THD,
             weight_D,
@@ -210,6 +211,7 @@ def apply_norm(  # type: ignore[no-untyped-def]
 def _norm_kernel(  # type: ignore[no-untyped-def]
     out_ptr,
     scale_ptr,
+    static_ptr,
     x_ptr,
     residual_ptr,
     weight_ptr,
@@ -269,6 +271,6 @@ def _norm_kernel(  # type: ignore[no-untyped-def]
         squares = tl.sum(values * values, axis=1)
         out = apply_norm(values, weight, squares, eps, WIDTH, UNIT_OFFSET, tl.float32 if QUANTIZE else dtype)
     if QUANTIZE:
-        quantize_rows(out_ptr, scale_ptr, out, row, column, num_rows, WIDTH, GROUP, STATIC, FP8, NATIVE)
+        quantize_rows(out_ptr, scale_ptr, static_ptr, out, row, column, num_rows, WIDTH, GROUP, STATIC, FP8, NATIVE)
     else:
         tl.store(out_ptr + row[:, None] * WIDTH + column[None, :], out.to(dtype), mask=mask)

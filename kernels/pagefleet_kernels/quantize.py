@@ -28,7 +28,8 @@ class Quantized(NamedTuple):
     values: torch.Tensor
     """fp8 or int8, in the shape of what was quantized, contiguous."""
     scale: torch.Tensor
-    """float32: [1] per tensor, [T, 1] per token, [T, C] per group."""
+    """float32: [1] per tensor, [T, 1] per token, [T, C] per group. NaN where what was quantized has one: int8 has none,
+    and what is multiplied must be none either."""
 
 
 Activations = torch.Tensor | Quantized
@@ -53,9 +54,19 @@ class QuantizeSpec:
         ):
             raise UnsupportedShapeError(f"a group of {self.group} must be a power of two, and has no static scale")
 
+    @property
+    def scales_rows(self) -> bool:
+        """Whether each row has scales. In int8 also by a static one, which is NaN for a row with a NaN."""
+        return self.static_scale is None or self.dtype == torch.int8
+
+    @property
+    def whole_rows(self) -> bool:
+        """Whether one scale is for a row, so that a program must hold it whole."""
+        return self.scales_rows and self.group is None
+
     def scale_for(self, num_rows: int, width: int, device: torch.device) -> torch.Tensor:
         """Where a kernel puts its scales, or the static one."""
-        if self.static_scale is not None:
+        if self.static_scale is not None and not self.scales_rows:
             return self.static_scale.view(1)
         groups = 1 if self.group is None else -(-width // self.group)
         return torch.empty((num_rows, groups), dtype=torch.float32, device=device)
@@ -91,11 +102,12 @@ def quantize(x_TI: torch.Tensor, spec: QuantizeSpec, *, backend: Backend | None 
     if values.numel() == 0:
         return Quantized(values, scale)
     block = max(next_power_of_2(width), spec.group or 1)
-    if spec.static_scale is not None or spec.group is not None:  # tokens need not stay in one program
+    if not spec.whole_rows:
         block = max(spec.group or 1, min(block, launch_table(architecture(x_TI.device)).tile_elements))
     _quantize_kernel[(num_tokens, (width + block - 1) // block)](
         as_bytes(values),
         scale,
+        scale if spec.static_scale is None else spec.static_scale,
         x_TI,
         x_TI.stride(0),
         WIDTH=width,
@@ -117,7 +129,7 @@ def quantize_with_zeros(
     times the scale. `fixed`: scale and zero point of the whole tensor, float32 of one element each.
 
     Returns:
-        Numbers and scales, and whole numbers in float32 [T, 1] or [1].
+        Numbers and scales of rows, and whole numbers in float32 [T, 1] or [1].
     """
     if x_TI.dim() != 2 or x_TI.stride(1) != 1:
         raise UnsupportedShapeError(f"activations must be [T, I] with a contiguous last axis, not {list(x_TI.shape)}")
@@ -125,10 +137,8 @@ def quantize_with_zeros(
     if choose_backend(x_TI.device, backend) == "torch":
         values, scale, zero = reference.quantize_with_zeros(x_TI, fixed)
         return Quantized(values, scale), zero
-    if fixed is not None:
-        scale, zero = fixed[0].view(1), fixed[1].view(1)
-    else:
-        scale, zero = (torch.empty((num_tokens, 1), dtype=torch.float32, device=x_TI.device) for _ in range(2))
+    scale = torch.empty((num_tokens, 1), dtype=torch.float32, device=x_TI.device)
+    zero = torch.empty_like(scale) if fixed is None else fixed[1].view(1)
     values = torch.empty(x_TI.shape, dtype=torch.int8, device=x_TI.device)
     if values.numel():
         block = next_power_of_2(width)
@@ -136,6 +146,7 @@ def quantize_with_zeros(
             values,
             scale,
             zero,
+            scale if fixed is None else fixed[0],
             x_TI,
             x_TI.stride(0),
             WIDTH=width,
@@ -164,6 +175,7 @@ def quantize_constants(spec: QuantizeSpec | None, device: torch.device) -> dict[
 def quantize_rows(  # type: ignore[no-untyped-def]
     values_ptr,
     scale_ptr,
+    static_ptr,
     x,
     row,
     column,
@@ -174,21 +186,22 @@ def quantize_rows(  # type: ignore[no-untyped-def]
     FP8: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
-    """Store a tile of float32 rows, zero beyond their end, as numbers and scales. Without GROUP or STATIC the tile
-    must hold whole rows; with GROUP, whole groups. `row` and `column` are vectors, `row` of int64."""
+    """Store a tile of float32 rows, zero beyond their end, as numbers and scales. With GROUP the tile must hold whole
+    groups; else whole rows, but of fp8 with a STATIC scale. `row` and `column` are vectors, `row` of int64."""
     mask = (row < num_rows)[:, None] & (column < WIDTH)[None, :]
     offset = row[:, None] * WIDTH + column[None, :]
-    if STATIC:
-        tl.store(values_ptr + offset, encode(x / tl.load(scale_ptr), FP8, NATIVE), mask=mask)
+    if STATIC and FP8:
+        tl.store(values_ptr + offset, encode(x / tl.load(static_ptr), FP8, NATIVE), mask=mask)
     elif GROUP == 0:
-        scale = _scale_of(tl.max(tl.abs(x), axis=1), FP8)
+        largest = _largest_size(x, 1)
+        scale = tl.where(largest <= float("inf"), tl.load(static_ptr), largest) if STATIC else _scale_of(largest, FP8)
         tl.store(scale_ptr + row, scale, mask=row < num_rows)
         tl.store(values_ptr + offset, encode(x / scale[:, None], FP8, NATIVE), mask=mask)
     else:
         num_groups: tl.constexpr = (WIDTH + GROUP - 1) // GROUP
         groups: tl.constexpr = x.shape[1] // GROUP
         grouped = tl.reshape(x, (x.shape[0], groups, GROUP))
-        scale = _scale_of(tl.max(tl.abs(grouped), axis=2), FP8)
+        scale = _scale_of(_largest_size(grouped, 2), FP8)
         group = tl.min(column, axis=0) // GROUP + tl.arange(0, groups)
         inside = (row < num_rows)[:, None] & (group < num_groups)[None, :]
         tl.store(scale_ptr + row[:, None] * num_groups + group[None, :], scale, mask=inside)
@@ -198,11 +211,11 @@ def quantize_rows(  # type: ignore[no-untyped-def]
 
 @jit()
 def encode(x, FP8: tl.constexpr, NATIVE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Bytes of scaled float32 values."""
+    """Bytes of scaled float32 values; in int8 some number for NaN, whose scale is NaN."""
     if FP8:
         code = encode_e4m3(x, NATIVE)
     else:
-        nearby = tl.minimum(tl.maximum(x, -127.0), 127.0)
+        nearby = tl.minimum(tl.maximum(tl.where(tl.abs(x) <= float("inf"), x, 0.0), -127.0), 127.0)
         code = nearest(nearby).to(tl.int8)
     return code
 
@@ -214,14 +227,22 @@ def nearest(x):  # type: ignore[no-untyped-def]
 
 
 @jit()
+def _largest_size(x, AXIS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Largest magnitude of float32 values: NaN where one is NaN, whose bits are above all others' as an integer."""
+    return tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=AXIS).to(tl.float32, bitcast=True)
+
+
+@jit()
 def _scale_of(largest, FP8: tl.constexpr):  # type: ignore[no-untyped-def]
-    return tl.maximum(largest * (1.0 / 448.0 if FP8 else 1.0 / 127.0), 1e-12)
+    scale = largest * (1.0 / 448.0 if FP8 else 1.0 / 127.0)
+    return tl.where(scale < 1e-12, 1e-12, scale)  # NaN stays NaN
 
 
 @jit()
 def _quantize_kernel(  # type: ignore[no-untyped-def]
     values_ptr,
     scale_ptr,
+    static_ptr,
     x_ptr,
     stride_token,
     WIDTH: tl.constexpr,
@@ -235,7 +256,9 @@ def _quantize_kernel(  # type: ignore[no-untyped-def]
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + token * stride_token + column, mask=column < WIDTH, other=0.0).to(tl.float32)
     row = token + tl.arange(0, 1)
-    quantize_rows(values_ptr, scale_ptr, x[None, :], row, column, token + 1, WIDTH, GROUP, STATIC, FP8, NATIVE)
+    quantize_rows(
+        values_ptr, scale_ptr, static_ptr, x[None, :], row, column, token + 1, WIDTH, GROUP, STATIC, FP8, NATIVE
+    )
 
 
 @jit()
@@ -243,6 +266,7 @@ def _quantize_with_zeros_kernel(  # type: ignore[no-untyped-def]
     values_ptr,
     scale_ptr,
     zero_ptr,
+    static_ptr,
     x_ptr,
     stride_token,
     WIDTH: tl.constexpr,
@@ -253,14 +277,16 @@ def _quantize_with_zeros_kernel(  # type: ignore[no-untyped-def]
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
     x = tl.load(x_ptr + token * stride_token + column, mask=inside, other=0.0).to(tl.float32)
+    size = _largest_size(x, 0)
+    x = tl.where(tl.abs(x) <= float("inf"), x, 0.0)
     if STATIC:
-        scale, zero = tl.load(scale_ptr), tl.load(zero_ptr)
+        scale, zero = tl.load(static_ptr), tl.load(zero_ptr)
     else:
         least, largest = tl.minimum(tl.min(x, axis=0), 0.0), tl.maximum(tl.max(x, axis=0), 0.0)
         scale = tl.maximum((largest - least) * (1.0 / 255.0), 1e-12)
         zero = nearest(-least / scale) - 128.0
-        tl.store(scale_ptr + token, scale)
         tl.store(zero_ptr + token, zero)
+    tl.store(scale_ptr + token, tl.where(size <= float("inf"), scale, size))
     scaled = tl.minimum(tl.maximum(x / scale, -1024.0), 1024.0)
     number = tl.minimum(tl.maximum(nearest(scaled) + zero, -128.0), 127.0)
     tl.store(values_ptr + token * WIDTH + column, number.to(tl.int8), mask=inside)

@@ -146,7 +146,7 @@ def quantize(
     x = x_TI.float()
     if static_scale is not None:
         scale = static_scale.view(1)
-        return to_bytes(x / scale, dtype), scale
+        return to_bytes(x / scale, dtype), _scale_of_rows(scale, x) if dtype == torch.int8 else scale
     num_tokens, width = x.shape
     size = group or width
     num_groups = -(-width // size)
@@ -162,13 +162,18 @@ def quantize_with_zeros(
     """Twin of `quantize.quantize_with_zeros`."""
     x = x_TI.float()
     if fixed is not None:
-        scale, zero = fixed[0].view(1), fixed[1].view(1)
+        scale, zero = _scale_of_rows(fixed[0], x), fixed[1].view(1)
     else:
         least, largest = x.amin(-1, keepdim=True).clamp_(max=0.0), x.amax(-1, keepdim=True).clamp_(min=0.0)
         scale = ((largest - least) * (1.0 / 255.0)).clamp_(min=1e-12)
         zero = (-least / scale).round_() - 128.0
     numbers = (x / scale).round_().add_(zero).clamp_(-128.0, 127.0)
     return numbers.to(torch.int8), scale, zero
+
+
+def _scale_of_rows(scale: torch.Tensor, x_TI: torch.Tensor) -> torch.Tensor:
+    """[T, 1]: one scale of all rows, but NaN for those that have a NaN, which int8 has none for."""
+    return torch.where(x_TI.isnan().any(-1, keepdim=True), torch.nan, scale)
 
 
 def to_bytes(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

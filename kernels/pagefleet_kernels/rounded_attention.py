@@ -70,7 +70,7 @@ def _run(launch: Launch, queries: PagedQueries, rule: ScoreRule, spec: QuantizeS
     scale = spec.scale_for(num_tokens, width, device)
     if starts is not None:  # no launch looks at what pads q
         values.zero_()
-        if spec.static_scale is None:
+        if spec.scales_rows:
             scale.fill_(SMALLEST_SCALE)
     num_rows, heads_padded = queries.num_seqs * launch.block_q, next_power_of_2(num_heads)
     parts = Parts.allocate(queries, num_rows, launch.splits.parts, by_token=False)
@@ -78,6 +78,7 @@ def _run(launch: Launch, queries: PagedQueries, rule: ScoreRule, spec: QuantizeS
     _merge_rounded_kernel[(num_rows,)](
         as_bytes(values),
         scale,
+        scale if spec.static_scale is None else spec.static_scale,
         parts.values_RNPH,
         parts.log_sums_RNP,
         queries.seq_lens_S if starts is None else starts,
@@ -99,6 +100,7 @@ def _run(launch: Launch, queries: PagedQueries, rule: ScoreRule, spec: QuantizeS
 def _merge_rounded_kernel(  # type: ignore[no-untyped-def]
     values_ptr,
     scale_ptr,
+    static_ptr,
     part_ptr,
     log_sum_ptr,
     query_start_loc_ptr,
@@ -146,4 +148,6 @@ def _merge_rounded_kernel(  # type: ignore[no-untyped-def]
     x = tl.reshape(out_ND, (1, HEADS_PADDED * HEAD_DIM))
     column = tl.arange(0, HEADS_PADDED * HEAD_DIM)
     token_1 = token.to(tl.int64) + tl.arange(0, 1)
-    quantize_rows(values_ptr, scale_ptr, x, token_1, column, num_tokens, HEADS * HEAD_DIM, GROUP, STATIC, FP8, NATIVE)
+    quantize_rows(
+        values_ptr, scale_ptr, static_ptr, x, token_1, column, num_tokens, HEADS * HEAD_DIM, GROUP, STATIC, FP8, NATIVE
+    )

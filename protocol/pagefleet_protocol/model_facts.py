@@ -30,6 +30,24 @@ FINAL_REASONS: frozenset[Reason] = frozenset({"ModelNotFound", "AccessDenied", "
 """A retry will not mend these: somebody has to change something first."""
 
 
+class StageFacts(msgspec.Struct, frozen=True):
+    """Of a model whose stages of a pipeline need memory unevenly: bytes of its tensors as they are stored, by place.
+
+    Of what it does not use, as an encoder of images, nothing is counted.
+    """
+
+    first: int
+    """Before the layers."""
+    last: int
+    """Behind them."""
+    both: int
+    """Before and behind them: a table that is embedding and head."""
+    layers: tuple[int, ...]
+    """Of each."""
+    windows: tuple[int, ...]
+    """Of each layer, in tokens; 0: it sees everything."""
+
+
 class ModelFacts(msgspec.Struct, frozen=True):
     """What planning needs to know of a model. Counts are of layers, heads, tokens and bytes.
 
@@ -75,6 +93,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     """What the weights take on a CPU, where neither that is stored nor another type of float; else 0."""
     gpu_bytes: int = 0
     """The same on a GPU."""
+    stages: StageFacts | None = None
+    """None: stages with as many layers need as much, or an older program looked."""
 
     @property
     def kv(self) -> KVSpec:

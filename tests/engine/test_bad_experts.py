@@ -117,6 +117,12 @@ BAD_FOLDERS: dict[str, tuple[str, Change, dict[str, Any], tuple[str, ...]]] = {
         {},
         (f"{EXPERT}.up_proj.weight is of type F8_E4M3; give a checkpoint in F64, F32, F16, BF16",),
     ),
+    "what chooses experts is no number": (
+        "glm4_moe",
+        lambda tensors: tensors["model.layers.1.mlp.gate.e_score_correction_bias"][2:3].fill_(torch.nan),
+        {},
+        ("model.layers.1.mlp.gate.e_score_correction_bias has values that are no numbers", AGAIN),
+    ),
     "experts in few bits in one tensor": (
         "gpt_oss",
         nothing,

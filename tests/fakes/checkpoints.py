@@ -34,12 +34,14 @@ _CLASSES = {
     "gemma3_text": "Gemma3",
     "gemma3n_text": "Gemma3n",
     "glm4_moe": "Glm4Moe",
+    "glm4_moe_lite": "Glm4MoeLite",
     "gpt2": "GPT2",
     "gpt_oss": "GptOss",
     "granite": "Granite",
     "granitemoe": "GraniteMoe",
     "llama": "Llama",
     "llama4_text": "Llama4",
+    "minimax_m2": "MiniMaxM2",
     "mistral": "Mistral",
     "mixtral": "Mixtral",
     "mpt": "Mpt",
@@ -53,6 +55,8 @@ _CLASSES = {
     "qwen2_moe": "Qwen2Moe",
     "qwen3": "Qwen3",
     "qwen3_moe": "Qwen3Moe",
+    "seed_oss": "SeedOss",
+    "smollm3": "SmolLM3",
     "stablelm": "StableLm",
 }
 FAMILIES = tuple(_CLASSES)
@@ -169,6 +173,8 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "topk_group": 2,
         "routed_scaling_factor": 1.5,
     },
+    "glm4_moe_lite": {field: value for field, value in _DEEPSEEK.items() if field != "first_k_dense_replace"}
+    | {"q_lora_rank": 40},
     "gpt_oss": {
         "head_dim": 32,
         "intermediate_size": 96,
@@ -204,6 +210,13 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "attention_chunk_size": 24,
         "floor_scale": 16,
     },
+    "minimax_m2": {
+        "head_dim": 32,
+        "intermediate_size": 48,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    },
     "mistral": {"sliding_window": 24},
     "mixtral": {"intermediate_size": 48, "num_local_experts": 4, "sliding_window": 24},
     "olmoe": {"intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 3, "pad_token_id": 0},
@@ -220,6 +233,8 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "num_experts": 8,
         "num_experts_per_tok": 3,
     },
+    "seed_oss": {"head_dim": 32},
+    "smollm3": {"tie_word_embeddings": False, "no_rope_layer_interval": 2, "pad_token_id": 0},
     "qwen3": {"head_dim": 32},
     "qwen3_moe": {
         "head_dim": 32,

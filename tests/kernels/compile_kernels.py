@@ -99,6 +99,7 @@ SPECS = (
     quantize.QuantizeSpec(fp8.FP8, torch.ones(1)),
     quantize.QuantizeSpec(fp8.FP8, group=128),
     quantize.QuantizeSpec(torch.int8),
+    quantize.QuantizeSpec(torch.int8, torch.ones(1)),
 )
 FORM = ("HEAD_DIM", "GROUP", "BLOCK_M", "BLOCK_N", "BLOCK_K", "SPLITS", "ROWS", "WINDOW", "FP8")
 OPERANDS = ("q_ptr", "x_ptr", "weight_ptr")

@@ -170,6 +170,33 @@ def test_numbers_around_zero_points(tokens: int, width: int, fixed: bool, device
         torch.testing.assert_close((values - own_zero) * own_scale, x.float(), rtol=0, atol=float(own_scale.max()))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("index", range(7))
+def test_what_is_no_number_is_none_in_eight_bits(index: int, backend: Backend, device: torch.device) -> None:
+    spec, x = specs(device)[index], torch.ones(3, 256, device=device)
+    x[1, 200] = torch.nan
+    found = [
+        quantize(x, spec, backend=backend),
+        activation.activation(x, "relu", quantize=spec, backend=backend),
+        norm.rms_norm(x, torch.ones(256, device=device), 1e-6, quantize=spec, backend=backend),
+    ]
+    for one in found:
+        assert expand(one, spec).sum(1).isnan().tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("fixed", [True, False])
+def test_with_zero_points_a_row_with_what_is_no_number_has_no_scale(
+    fixed: bool, backend: Backend, device: torch.device
+) -> None:
+    x = torch.ones(3, 64, device=device)
+    x[1, 40] = torch.nan
+    given = (torch.tensor(0.03, device=device), torch.tensor(-40.0, device=device)) if fixed else None
+    (values, scale), zero = quantize_with_zeros(x, given, backend=backend)
+    assert scale.isnan().tolist() == [[False], [True], [False]]
+    torch.testing.assert_close(((values - zero) * scale)[[0, 2]], x[[0, 2]], rtol=0.02, atol=0)
+
+
 def test_whole_rows_of_one_sign_and_of_nothing(device: torch.device) -> None:
     x = torch.stack([torch.zeros(32), torch.full((32,), 3.0), torch.full((32,), -3.0)]).to(device)
     for backend in BACKENDS:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from pagefleet_kernels.expert_gates import Gate
 from pagefleet_protocol.model_config.kv_spec import KVSpec
+from pagefleet_protocol.model_config.stages import latest_start
 
 from pagefleet_engine.layers.linear_kernel import Activation
 from pagefleet_engine.layers.moe.routing import Routing
@@ -181,11 +182,7 @@ class ModelArch:
     @property
     def latest_start(self) -> int:
         """The last layer that a stage of a pipeline may begin with: what later ones read is kept behind it."""
-        keeping = self.num_layers - self.num_kv_shared_layers
-        if keeping == self.num_layers:
-            return self.num_layers - 1
-        kept, reading = self.layer_ropes[:keeping], {*self.layer_ropes[keeping:]}
-        return min(max(layer for layer, kind in enumerate(kept) if kind == one) for one in reading)
+        return latest_start(self.layer_ropes, self.num_kv_shared_layers)
 
     @property
     def passed_width(self) -> int:

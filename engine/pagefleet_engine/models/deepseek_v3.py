@@ -1,5 +1,5 @@
-"""DeepSeek-V3 and R1 (arXiv 2412.19437), and Kimi K2: attention over latents, experts chosen by sigmoid gates with a
-correction, by groups. Layers that only draft (multi-token prediction) are not loaded."""
+"""DeepSeek-V3 and R1 (arXiv 2412.19437), Kimi K2 and GLM-4.7-Flash: attention over latents, experts chosen by sigmoid
+gates with a correction, by groups. Layers that only draft (multi-token prediction) are not loaded."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ from pagefleet_engine.models.rope_config import read_rope
 
 
 def read_deepseek(shape: ModelShape, routing: Routing) -> ModelArch:
-    """All but how experts are chosen: the first `first_k_dense_replace` layers have none.
+    """All but how experts are chosen: the first `first_k_dense_replace` layers have none, or those that
+    `mlp_layer_types` calls dense.
 
     Raises:
         ModelLoadError: experts are not in each of the others.
@@ -38,11 +39,14 @@ def read_deepseek(shape: ModelShape, routing: Routing) -> ModelArch:
     )
     shared = fields.count("n_shared_experts", 1, low=0) * fields.count("moe_intermediate_size")
     dense = fields.count("first_k_dense_replace", 0, low=0)
+    experts = read_experts(shape, routing, "moe_intermediate_size", shared=shared, dense=dense)
+    if (kinds := fields.choices("mlp_layer_types", shape.num_layers, ("dense", "sparse"))) is not None:
+        experts = replace(experts, layers=tuple(kind == "sparse" for kind in kinds))
     return replace(
         read_shared(shape, ropes=(read_rope(fields, latent.rope_dim),)),
         query_scale=_query_scale(shape),
         latent=latent,
-        experts=read_experts(shape, routing, "moe_intermediate_size", shared=shared, dense=dense),
+        experts=experts,
         unused_weights=drafting_layers(shape),
     )
 

@@ -31,6 +31,7 @@ MODEL_MODULES = {
     "gemma3n": "pagefleet_engine.models.gemma3n",
     "gemma3n_text": "pagefleet_engine.models.gemma3n",
     "glm4_moe": "pagefleet_engine.models.glm4_moe",
+    "glm4_moe_lite": "pagefleet_engine.models.deepseek_v3",
     "gpt2": "pagefleet_engine.models.gpt2",
     "gpt_oss": "pagefleet_engine.models.gpt_oss",
     "granite": "pagefleet_engine.models.granite",
@@ -39,6 +40,7 @@ MODEL_MODULES = {
     "llama": "pagefleet_engine.models.llama",
     "llama4": "pagefleet_engine.models.llama4",
     "llama4_text": "pagefleet_engine.models.llama4",
+    "minimax_m2": "pagefleet_engine.models.minimax_m2",
     "mistral": "pagefleet_engine.models.mistral",
     "mixtral": "pagefleet_engine.models.mixtral",
     "mpt": "pagefleet_engine.models.mpt",
@@ -52,6 +54,8 @@ MODEL_MODULES = {
     "qwen2_moe": "pagefleet_engine.models.qwen2_moe",
     "qwen3": "pagefleet_engine.models.qwen3",
     "qwen3_moe": "pagefleet_engine.models.qwen3_moe",
+    "seed_oss": "pagefleet_engine.models.seed_oss",
+    "smollm3": "pagefleet_engine.models.smollm3",
     "stablelm": "pagefleet_engine.models.stablelm",
 }
 """`model_type` of a configuration to the module that is its `ModelFamily`, imported only when it is asked for."""

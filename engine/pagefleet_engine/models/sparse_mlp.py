@@ -27,7 +27,7 @@ from pagefleet_engine.layers.norm import Residual
 from pagefleet_engine.layers.quantization_scheme import Scheme
 from pagefleet_engine.layers.shard import Shard, own_share, shard_of
 from pagefleet_engine.layers.token_ranks import token_ranks
-from pagefleet_engine.layers.weight import Placement, Weight, prefixed
+from pagefleet_engine.layers.weight import Placement, UnusableTensorError, Weight, prefixed
 from pagefleet_engine.models.arch import ExpertsArch, ModelArch
 from pagefleet_engine.models.blocks import MLP, Traits
 
@@ -42,15 +42,17 @@ class Router:
         self._routing = routing = experts.routing
         dtype = torch.float32 if routing.scoring == "sigmoid" else None
         columns, count = arch.hidden_size, routing.num_experts
-        self._slots = {"weight": Weight((count,), columns, placement, self._install, dtype=dtype)}
-        if traits.experts.biased:
-            self._slots["bias"] = Weight((count,), None, placement, self._install_bias, dtype=dtype)
+        names = traits.experts
+        within = placement.within(names.router)
+        self._slots = {f"{names.router}.weight": Weight((count,), columns, within, self._install, dtype=dtype)}
+        if names.biased:
+            self._slots[f"{names.router}.bias"] = Weight((count,), None, within, self._install_bias, dtype=dtype)
         if traits.router_correction:
-            name = "e_score_correction_bias"
-            self._slots[name] = Weight((count,), None, placement, self._install_correction, dtype=torch.float32)
+            slot = Weight((count,), None, within, self._install_correction, dtype=torch.float32)
+            self._slots[names.correction] = slot
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
-        """See HasWeights."""
+        """See HasWeights; names are those within the layer of experts."""
         yield from self._slots.items()
 
     def __call__(self, x_TD: Tensor) -> Routes:
@@ -65,6 +67,8 @@ class Router:
         self._bias_E = bias_E
 
     def _install_correction(self, correction_E: Tensor) -> None:
+        if not correction_E.isfinite().all():  # it only chooses: no answer would show it
+            raise UnusableTensorError("has values that are no numbers: download the checkpoint again")
         self._correction_E = correction_E
 
 
@@ -81,7 +85,7 @@ class SparseMLP:
         # Tells padding: it is written nowhere.
         self._pages = AttentionSpec(layer=layer, scale=1.0)
         plain = replace(placement, quantization=None)
-        self._router = Router(arch, experts, traits, plain.within(names.router))
+        self._router = Router(arch, experts, traits, plain)
         width, count, gate = _width(experts, traits, placement), experts.routing.num_experts, experts.gate
         share = own_experts(count, placement)
         own, self._exchange, self._map = share.experts, share.exchange, share.map
@@ -120,7 +124,7 @@ class SparseMLP:
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See HasWeights."""
-        yield from prefixed(self._names.router, self._router)
+        yield from self._router.weights()
         yield from self._slots
         if self._shared is not None:
             yield from prefixed(self._names.shared, self._shared)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from pagefleet_protocol.model_config.stages import stage_sizes
 from pagefleet_protocol.settings.fields import Between, HostName, Port, Seconds, Spellings, Words, check_limits
 
 from pagefleet_engine.errors import ConfigError
@@ -239,9 +240,6 @@ class Parallelism:
     def stage_layers(self, num_layers: int, latest_start: int) -> Sequence[range]:
         """Each stage's of a model's layers; none begins behind `latest_start`.
 
-        In equal parts. Layers that are over go to the stages between the first and the last, which have an embedding
-        and a head besides; then to the first, whose embedding takes memory but no time.
-
         Raises:
             ConfigError: there are fewer layers than stages, or the numbers that were given do not add up, or part
                 layers that have to be together.
@@ -255,10 +253,7 @@ class Parallelism:
                 f"give {latest_start + 1} at most"
             )
         if self.pipeline_layers is None:
-            last = max(num_layers // stages, num_layers - latest_start)
-            each, over = divmod(num_layers - last, max(1, stages - 1))
-            favoured = [*range(1, stages - 1), 0][:over]
-            sizes = [*(each + (stage in favoured) for stage in range(stages - 1)), last]
+            sizes = stage_sizes(num_layers, stages, latest_start)
         else:
             sizes = self._given_layers()
             if sum(sizes) != num_layers:

@@ -15,7 +15,6 @@ from fractions import Fraction
 
 from pagefleet_protocol.inference_service import InferenceService
 from pagefleet_protocol.inference_status import ResolvedMemory
-from pagefleet_protocol.model_config.shape import UNEVEN_STAGES
 from pagefleet_protocol.model_facts import ModelFacts
 from pagefleet_protocol.parallelism import MAX_RANKS
 from pagefleet_protocol.quantities import quantity
@@ -23,6 +22,7 @@ from pagefleet_protocol.quantities import quantity
 from pagefleet_operator.plan.ranks import Ranks, find_ranks
 from pagefleet_operator.plan.reasons import Reason
 from pagefleet_operator.plan.resolve import Resolved
+from pagefleet_operator.plan.stage_shares import Share, device_shares, latest_stage, stage_shares
 from pagefleet_operator.plan.verdict import Refusal
 
 GIB = 1024**3
@@ -65,31 +65,30 @@ class _Device:
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """Of one device: a rank's GPU, or the memory that all ranks of a node share."""
+    """Of the devices of one copy: of a rank's GPU, or the memory that all ranks of a node share."""
 
     facts: ModelFacts
-    weights: int
     token: int
-    """KV bytes of one token in one layer."""
-    stages: int = 1
-    """Devices that have the layers between them."""
+    """KV bytes of one token in one layer of one rank."""
+    devices: tuple[tuple[int, Share], ...]
+    """Bytes of weights, and what they are of the model."""
 
-    def kv(self, num_tokens: int) -> int:
-        """Return the bytes of a sequence's KV cache."""
-        facts = self.facts
-        windowed = facts.num_window_layers if facts.window else 0
-        in_window = min(num_tokens, facts.window)
-        whole = facts.num_layers - facts.num_kv_shared_layers - windowed
-        layers = whole * num_tokens + windowed * in_window
-        return -(-self.token * layers // self.stages)
+    def most(self, num_tokens: int) -> tuple[int, int]:
+        """Return the bytes of weights and of a sequence's KV cache, of the device that needs the most for both."""
+        return max(((weights, self._kv(share, num_tokens)) for weights, share in self.devices), key=sum)
 
     def longest(self, room: int) -> int:
-        """Return the most tokens whose KV cache takes no more than `room` bytes, up to what the model was made for."""
+        """Return the most tokens that take no more than `room` bytes of any device with the weights, up to what the
+        model was made for."""
         low, high = 0, self.facts.max_position_embeddings
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.kv(middle) <= room else (low, middle - 1)
+            low, high = (middle, high) if sum(self.most(middle)) <= room else (low, middle - 1)
         return low
+
+    def _kv(self, share: Share, num_tokens: int) -> int:
+        in_window = min(num_tokens, self.facts.window)
+        return math.ceil(self.token * (share.whole * num_tokens + share.windowed * in_window))
 
 
 def check_fit(service: InferenceService, resolved: Resolved) -> Fit:
@@ -116,7 +115,7 @@ def check_fit(service: InferenceService, resolved: Resolved) -> Fit:
         reason = place if resolved.gpus else "resources.memory is not set"
         memory = _memory(need, wanted, None)
         return Fit(None, memory, wanted, (*active, f"whether the model fits was not checked: {reason}"))
-    longest = need.longest(device.usable - need.weights)
+    longest = need.longest(device.usable)
     if resolved.max_model_len is not None or longest < min(wanted, MIN_LENGTH):
         asked = resolved.max_model_len or min(wanted, MIN_LENGTH)
         refusal = None
@@ -130,14 +129,11 @@ def check_fit(service: InferenceService, resolved: Resolved) -> Fit:
 
 def _undivided(ranks: Ranks, facts: ModelFacts) -> Refusal | None:
     """Refuse ranks among which heads, layers or experts cannot be shared out."""
-    if ranks.pipeline > 1 and facts.architecture in UNEVEN_STAGES:
-        message = (
-            f"is {ranks.pipeline}, and stages of {facts.architecture} need memory that is not reckoned here: "
-            "give parallelism.tensor instead"
-        )
-        return Refusal("spec.parallelism.pipeline", Reason.INVALID_SPEC, message)
-    if ranks.pipeline > facts.num_layers:
-        message = f"is {ranks.pipeline}, and the model has {facts.num_layers} layers: give that at most"
+    most = latest_stage(facts) + 1
+    if ranks.pipeline > most:
+        together = facts.num_layers - most + 1
+        which = f", the last {together} of which have to be together" if together > 1 else ""
+        message = f"is {ranks.pipeline}, and the model has {facts.num_layers} layers{which}: give {most} at most"
         return Refusal("spec.parallelism.pipeline", Reason.INVALID_SPEC, message)
     if ranks.expert and facts.num_experts is not None and facts.num_experts < ranks.apart:
         has = f"{facts.num_experts} experts in a layer, for {ranks.apart} ranks" if facts.num_experts else "no experts"
@@ -164,11 +160,16 @@ def _need(resolved: Resolved, facts: ModelFacts) -> _Need:
     (common, experts), ranks = _weight_bytes(resolved, facts), resolved.ranks
     token = facts.kv.of_rank(ranks.tensor).numbers * _kv_itemsize(resolved, facts)
     if ranks.gpus:
-        weights = Fraction(common, ranks.each) + experts * _most_experts(ranks, facts) / ranks.pipeline
-        return _Need(facts, math.ceil(weights), token, ranks.pipeline)
-    # What all ranks have, and how many nodes share it; a sequence is one copy's.
-    weights = Fraction(common * ranks.data + experts * (1 if ranks.together else ranks.data), ranks.nodes)
-    return _Need(facts, math.ceil(weights), ranks.tensor * token, max(1, ranks.nodes // ranks.data))
+        num_devices, copies = ranks.each, Fraction(1)
+        experts_each = experts * _most_experts(ranks, facts) / ranks.pipeline
+    else:  # what all ranks have, and how many nodes share it
+        num_devices = max(1, ranks.nodes // ranks.data)
+        copies = Fraction(ranks.data * num_devices, ranks.nodes)
+        experts_each = Fraction(experts * (1 if ranks.together else ranks.data), ranks.nodes)
+    stages = stage_shares(facts, ranks.pipeline, _flag(resolved.args, "--pipeline-layers"))
+    shares = device_shares(stages, ranks.tensor, num_devices)
+    devices = [(math.ceil(common * share.weights * copies + experts_each), share) for share in shares]
+    return _Need(facts, token, tuple(devices))
 
 
 def _most_experts(ranks: Ranks, facts: ModelFacts) -> Fraction:
@@ -210,12 +211,11 @@ def _device(resolved: Resolved) -> _Device | None:
 
 
 def _refuse(resolved: Resolved, need: _Need, device: _Device, asked: int, advice: str) -> Refusal:
-    kv = need.kv(asked)
-    total = need.weights + kv
+    weights, kv = need.most(asked)
     part = _share_words(resolved.ranks)
     sentence = (
-        f"{part}weights {_gib(need.weights)} + KV cache of one sequence of {asked} tokens {_gib(kv)} = {_gib(total)}, "
-        f"more than the {_gib(max(0, device.usable))} that an engine may use of {device.name}"
+        f"{part}weights {_gib(weights)} + KV cache of one sequence of {asked} tokens {_gib(kv)} = "
+        f"{_gib(weights + kv)}, more than the {_gib(max(0, device.usable))} that an engine may use of {device.name}"
     )
     return Refusal(
         "spec.engine.maxModelLen" if resolved.max_model_len else "spec.resources",
@@ -237,13 +237,13 @@ def _advice(service: InferenceService, resolved: Resolved, need: _Need, device: 
     settings = [f"engine.maxModelLen to {_round(longest)} or less"] if longest >= 2 else []
     if not resolved.gpus:
         return _sentence(settings, "raise resources.memory")
-    halved = _need(replace(resolved, quantization="fp8"), need.facts)
-    if halved.weights < need.weights and halved.weights + halved.kv(asked) <= device.usable:
+    halved = _need(replace(resolved, quantization="fp8"), need.facts).most(asked)
+    if halved[0] < need.most(asked)[0] and sum(halved) <= device.usable:
         settings.append("engine.quantization: fp8")
     for name, wider in _wider(service, resolved, need.facts):
         spread = replace(resolved, ranks=wider)
         part, each = _need(spread, need.facts), _device(spread)
-        if each and part.weights + part.kv(asked) <= each.usable:
+        if each and sum(part.most(asked)) <= each.usable:
             settings.append(name)
             break
     return _sentence(settings, "use a GPU with more memory")
@@ -300,9 +300,10 @@ def _shortened(served: int, wanted: int, device: _Device) -> str:
 
 
 def _memory(need: _Need, num_tokens: int, device: _Device | None) -> ResolvedMemory:
+    weights, kv = need.most(num_tokens)
     return ResolvedMemory(
-        weights=round(need.weights / GIB, 2),
-        kv=round(need.kv(num_tokens) / GIB, 2),
+        weights=round(weights / GIB, 2),
+        kv=round(kv / GIB, 2),
         device=round(device.total / GIB, 2) if device else None,
     )
 

@@ -197,7 +197,7 @@ def _gemma3_windows(fields: ConfigFields, num_layers: int) -> Windows:
 
 
 def rotated_layers(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
-    """Llama 4's: those with a 1 in `no_rope_layers`, or all but every `no_rope_layer_interval`th.
+    """Llama 4's, and SmolLM3's: those with a 1 in `no_rope_layers`, or all but every `no_rope_layer_interval`th.
 
     Raises:
         ModelConfigError: the list is too short, or holds other numbers.
@@ -212,6 +212,14 @@ def rotated_layers(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
             "the file"
         )
     return tuple(flag == 1 for flag in given[:num_layers])
+
+
+def _smollm3_windows(fields: ConfigFields, num_layers: int) -> Windows:
+    """Of the layers that do not rotate, where the configuration asks for it."""
+    if not fields.flag("use_sliding_window", False) or not fields.present("sliding_window"):
+        return (None,) * num_layers
+    rotated = rotated_layers(fields, num_layers)
+    return _named_windows(fields, num_layers, lambda layer: not rotated[layer])
 
 
 def _llama4_chunks(fields: ConfigFields, num_layers: int) -> Windows:
@@ -321,6 +329,7 @@ _FAMILIES: Mapping[str, _Family] = {
     "gemma3n": _Family(_gemma3_windows, _given_lengths, defaults=defaults.GEMMA3N, shares_kv=True),
     "gemma3n_text": _Family(_gemma3_windows, _given_lengths, defaults=defaults.GEMMA3N, shares_kv=True),
     "glm4_moe": _Family(defaults=defaults.GLM4_MOE, mixture=True),
+    "glm4_moe_lite": _Family(heads=_latent_heads, defaults=defaults.GLM4_MOE_LITE, mixture=True),
     "gpt2": _Family(
         lengths=_given_lengths,
         defaults=defaults.GPT2,
@@ -334,6 +343,7 @@ _FAMILIES: Mapping[str, _Family] = {
     "llama": _Family(),
     "llama4": _Family(_llama4_chunks, defaults=defaults.LLAMA4, chunked=True, mixture=True),
     "llama4_text": _Family(_llama4_chunks, defaults=defaults.LLAMA4, chunked=True, mixture=True),
+    "minimax_m2": _Family(defaults=defaults.MINIMAX_M2, spellings=defaults.MINIMAX_M2_SPELLINGS, mixture=True),
     "mistral": _Family(_uniform_windows, defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
     "mixtral": _Family(_uniform_windows, defaults=defaults.MIXTRAL, mixture=True),
     "mpt": _Family(
@@ -356,6 +366,8 @@ _FAMILIES: Mapping[str, _Family] = {
     "qwen2_moe": _Family(_qwen2_moe_windows, defaults=defaults.QWEN2_MOE, mixture=True),
     "qwen3": _Family(_qwen_windows, defaults={**defaults.QWEN2, "head_dim": 128}),
     "qwen3_moe": _Family(_qwen3_moe_windows, defaults=defaults.QWEN3_MOE, mixture=True),
+    "seed_oss": _Family(defaults=defaults.SEED_OSS),
+    "smollm3": _Family(_smollm3_windows, defaults=defaults.SMOLLM3),
     "stablelm": _Family(defaults=defaults.STABLELM),
 }
 MODEL_TYPES = tuple(_FAMILIES)

@@ -57,6 +57,8 @@ MIXTURES = (
     "glm4_moe",
     "deepseek_v2",
     "deepseek_v3",
+    "glm4_moe_lite",
+    "minimax_m2",
 )
 RECIPES = {
     "fp8 tensor": Recipe("float", "tensor", "tensor"),

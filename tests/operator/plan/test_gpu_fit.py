@@ -318,15 +318,8 @@ def test_of_four_bits_only_the_experts_scales_grow_on_a_cpu() -> None:
             "expert",
             "the model has 3 experts in a layer, for 4 ranks",
         ),
-        (
-            {"architecture": "gemma3n_text"},
-            {"pipeline": 2},
-            "pipeline",
-            "is 2, and stages of gemma3n_text need memory that is not reckoned here: give parallelism.tensor instead",
-        ),
         ({"num_experts": None}, {"tensor": 2, "expert": True}, "", ""),
         ({"num_experts": 2}, {"tensor": 4}, "", ""),
-        ({"architecture": "gemma3n"}, {"tensor": 2}, "", ""),
     ],
 )
 def test_ranks_that_the_model_has_nothing_for(changes: Any, parallelism: Any, path: str, words: str) -> None:
@@ -336,13 +329,6 @@ def test_ranks_that_the_model_has_nothing_for(changes: Any, parallelism: Any, pa
     if refusal is not None:
         assert (refusal.path, refusal.reason) == (f"spec.parallelism.{path}", Reason.INVALID_SPEC)
         assert words in refusal.message
-
-
-def test_stages_are_not_recommended_to_a_model_whose_memory_they_divide_unevenly() -> None:
-    facts = msgspec.structs.replace(FACTS, weights_bytes=300 * GIB, num_attention_heads=36, architecture="gemma3n_text")
-    refusal = fit(facts=facts).refusal
-    assert refusal is not None
-    assert "parallelism.pipeline" not in refusal.message
 
 
 def test_ranks_on_the_cpu_share_one_memory() -> None:

@@ -61,7 +61,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
     config = {**BASE, "model_type": kind, "num_hidden_layers": num_layers}
     config["num_key_value_heads"] = draw(st.sampled_from([1, 2, 4]))
     config["head_dim"] = draw(st.sampled_from([16, 16, 16, None]))
-    if kind in ("deepseek_v2", "deepseek_v3", "kimi_k2"):
+    if kind in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2"):
         config |= {"qk_rope_head_dim": 16, "num_experts_per_tok": 2}
     always_slides = kind.startswith("gemma") or kind in ("cohere2", "gpt_oss")
     config["sliding_window"] = 64 if always_slides else draw(st.sampled_from([None, 32, 64]))

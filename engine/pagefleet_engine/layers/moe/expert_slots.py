@@ -43,6 +43,8 @@ class ExpertNames:
 
     block: str = "mlp"
     router: str = "gate"
+    correction: str = "gate.e_score_correction_bias"
+    """What chooses experts beside the router's scores, where the family has it."""
     gate_up: str | Stacked = "experts.{}.gate_up_proj"
     down: str | Stacked = "experts.{}.down_proj"
     shared: str = "shared_experts"

@@ -31,6 +31,10 @@ class FixedScale:
     zero: Tensor | None = None
     """A whole number, where the scheme has zero points."""
 
+    def of_rows(self, x_TI: Tensor) -> Tensor:
+        """float32 [T, 1]: the scale, but NaN for rows with a NaN, which would be a number once it is an integer."""
+        return torch.where(x_TI.isnan().any(-1, keepdim=True), torch.nan, self.scale)
+
 
 def joined(scales_P: Tensor, zeros_P: Tensor | None) -> FixedScale:
     """Of parts that read the same inputs, which are rounded once: that of the widest range."""
@@ -71,7 +75,7 @@ class InputQuantizer:
         if self._rounding.group is not None:
             return *self._quantize_groups(x_TI, self._rounding.group), None
         if self._fixed is not None:
-            scale, zero = self._fixed.scale, self._fixed.zero
+            scale, zero = self._fixed.of_rows(x_TI), self._fixed.zero
         elif self._rounding.zero_points:
             scale, zero = dynamic_zero(x_TI, ranks)
         else:
@@ -84,7 +88,7 @@ class InputQuantizer:
     def row_scales(self, x_TI: Tensor) -> Tensor:
         """float32 [T], what one of each row's numbers stands for; of scales per tensor or token without zero points."""
         if self._fixed is not None:
-            return self._fixed.scale.expand(len(x_TI))
+            return self._fixed.of_rows(x_TI).view(-1)
         return dynamic_scale(x_TI, self._rounding.number, self._ranks).view(-1)
 
     def round_trip(self, x_TI: Tensor) -> Tensor:
@@ -106,19 +110,21 @@ def dynamic_scale(x: Tensor, number: Number, ranks: RankGroup | None = None) -> 
 
     `ranks`: who has the rest of that axis.
     """
-    largest = x.abs().amax(-1, keepdim=True).to(torch.float32)
-    if ranks is not None:
-        largest = ranks.all_reduce(largest, "max")
+    largest = _of_ranks(x.abs().amax(-1, keepdim=True).to(torch.float32), ranks)
     return largest.div_(LARGEST[number]).clamp_min_(_SMALLEST_SCALE)
 
 
 def dynamic_zero(x: Tensor, ranks: RankGroup | None = None) -> tuple[Tensor, Tensor]:
     """The scale and the zero point, a whole number, that map what lies along the last axis, and zero, to int8."""
     ends = torch.stack((-x.amin(-1, keepdim=True), x.amax(-1, keepdim=True))).to(torch.float32).clamp_min_(0.0)
-    if ranks is not None:
-        ends = ranks.all_reduce(ends, "max")
+    ends = _of_ranks(ends, ranks)
     scale = ends.sum(0).div_(LARGEST["int8"] - _LEAST).clamp_min_(_SMALLEST_SCALE)
     return scale, (ends[0] / scale).round_().add_(_LEAST)
+
+
+def _of_ranks(largest: Tensor, ranks: RankGroup | None) -> Tensor:
+    """The largest of all ranks; not every network's maximum keeps a NaN, and a rank's own has to stay."""
+    return largest if ranks is None else torch.maximum(ranks.all_reduce(largest.clone(), "max"), largest)
 
 
 def round_to(x: Tensor, number: Number) -> Tensor:
