@@ -139,7 +139,14 @@ template <class T> struct Tile {
 
     bool has_few() { return rows <= FEW_ROWS && heads * rows <= tile_queries(layer->group) * layer->group; }
 
-    int query_head(int row) { return (head + row / rows) * layer->group + row % rows % layer->group; }
+    int query_head(int h, int r) { return (head + h) * layer->group + r % layer->group; }
+    int token(int r) { return step->starts[task.seq] + task.query + r / layer->group; }
+
+    // Runs with each row: the number of its head, its own among the head's, and that among all.
+    template <class Run> void in_rows(const Run &run) {
+        for (int h = 0, all = 0; h < heads; h++)
+            for (int r = 0; r < rows; r++, all++) run(h, r, all);
+    }
 
     // Where rows of `pages` lie, keys or values, `count` from `first` on of the first head.
     void find(const void *pages, int first, int count, const T **to) {
@@ -155,13 +162,12 @@ template <class T> struct Tile {
     }
 
     void begin(const T *q, int64_t q_token, int64_t q_head) {
-        for (int r = 0; r < heads * rows; r++) {
-            int token = step->starts[task.seq] + task.query + r % rows / layer->group;
-            const T *row = q + token * q_token + query_head(r) * q_head;
-            lay_out_row<Units>(row, layer->head_dim, memory + room.queries + r * room.depth);
-            floats(room.top)[r] = lowest();
-            floats(room.total)[r] = 0.0f;
-        }
+        in_rows([&](int h, int r, int all) {
+            const T *row = q + token(r) * q_token + query_head(h, r) * q_head;
+            lay_out_row<Units>(row, layer->head_dim, memory + room.queries + all * room.depth);
+            floats(room.top)[all] = lowest();
+            floats(room.total)[all] = 0.0f;
+        });
         memset(floats(room.sums), 0, sizeof(float) * heads * rows * room.width);
     }
 
@@ -205,7 +211,7 @@ template <class T> struct Tile {
             lay_out_keys<Units>(keys + t, layer->head_dim, memory + room.keys + t, KEYS);
         product<Units>(memory + room.queries, room.depth, Whole{memory + room.keys, KEYS}, room.depth,
                        floats(room.scores), KEYS, rows, columns, false);
-        for (int r = 0; r < rows; r++) weigh<Units>(r, first, count);
+        in_rows([&](int h, int r, int all) { weigh<Units>(h, r, all, first, count); });
         add_values(values, columns);
     }
 
@@ -213,7 +219,7 @@ template <class T> struct Tile {
         int columns = rounded_up(count, LANES);
         for (int t = 0; t < columns; t += STRETCH)
             in_few_rows([&](auto few, int r) { score<few.value>(keys, r, t, columns); });
-        for (int r = 0; r < heads * rows; r++) weigh<Singles>(r, first, count);
+        in_rows([&](int h, int r, int all) { weigh<Singles>(h, r, all, first, count); });
         for (int t = 0; t < columns; t += STRETCH)
             in_few_rows([&](auto few, int r) { add_stretch<few.value>(values, r, t, columns); });
     }
@@ -253,9 +259,9 @@ template <class T> struct Tile {
     }
 
     // Scores of a row become weights; its sums so far are scaled to the new maximum.
-    template <class As> void weigh(int r, int first, int count) {
-        float *scores = floats(room.scores) + r * KEYS;
-        int position = first_position + r % rows / layer->group, of_head = query_head(r);
+    template <class As> void weigh(int h, int r, int all, int first, int count) {
+        float *scores = floats(room.scores) + all * KEYS;
+        int position = first_position + r / layer->group, of_head = query_head(h, r);
         int low = first_seen(layer->window, layer->chunk, position) - first, high = position + 1 - first;
         if (high > count) high = count;
         int columns = rounded_up(count, LANES);
@@ -284,7 +290,7 @@ template <class T> struct Tile {
             most = larger_of(x, most);
             store(scores + t, x);
         }
-        float *top = floats(room.top) + r, *total = floats(room.total) + r;
+        float *top = floats(room.top) + all, *total = floats(room.total) + all;
         float old = *top, reached = max_of(most);
         reached = reached > old ? reached : old;
         float base = reached == lowest() ? 0.0f : reached;  // nothing seen yet, or no number
@@ -296,7 +302,7 @@ template <class T> struct Tile {
         }
         if (reached > old) {
             float kept = old == lowest() ? 0.0f : exp2_of(splat(old - base))[0];
-            float *sums = floats(room.sums) + r * room.width;
+            float *sums = floats(room.sums) + all * room.width;
             for (int at = 0; at < room.width; at += LANES) store(sums + at, load(sums + at) * kept);
             *total *= kept;
             *top = reached;
@@ -324,9 +330,9 @@ template <class T> struct Tile {
     // The share of a head's sink, and the sums over the total.
     void finish(T *out) {
         int num_heads = layer->kv_heads * layer->group, width = layer->head_dim;
-        for (int r = 0; r < heads * rows; r++) {
-            int token = step->starts[task.seq] + task.query + r % rows / layer->group, of_head = query_head(r);
-            float top = floats(room.top)[r], total = floats(room.total)[r], factor;
+        in_rows([&](int h, int r, int all) {
+            int of_head = query_head(h, r);
+            float top = floats(room.top)[all], total = floats(room.total)[all], factor;
             if (layer->sinks) {
                 float sink = layer->sinks[of_head] * LOG2_E, base = sink > top ? sink : top;
                 float kept = top == lowest() ? 0.0f : exp2_of(splat(top - base))[0];
@@ -334,10 +340,10 @@ template <class T> struct Tile {
             } else {
                 factor = total == 0.0f ? 0.0f : 1.0f / total;
             }
-            T *to = out + ((int64_t)token * num_heads + of_head) * width;
-            const float *sums = floats(room.sums) + r * room.width;
+            T *to = out + ((int64_t)token(r) * num_heads + of_head) * width;
+            const float *sums = floats(room.sums) + all * room.width;
             for (int at = 0; at < width; at += LANES) store_some(to + at, load(sums + at) * factor, width - at);
-        }
+        });
     }
 
     // A part's result of head h of the tile: its sums, then the maxima, then the totals.
@@ -356,8 +362,7 @@ template <class T> struct Tile {
     }
 
     void gather(float *partials) {
-        for (int all = 0; all < heads * rows; all++) {
-            int h = all / rows, r = all % rows;
+        in_rows([&](int h, int r, int all) {
             float top = lowest(), total = 0.0f;
             for (int i = 0; i < task.num_parts; i++) {
                 float one = part(partials, task.first_slot + i, h)[rows * room.width + r];
@@ -375,21 +380,7 @@ template <class T> struct Tile {
             }
             floats(room.top)[all] = top;
             floats(room.total)[all] = total;
-        }
-    }
-};
-
-// What a thread takes at a time: some heads of a task.
-template <class T> struct Work {
-    const Layer *layer;
-    const Step *step;
-    const Plan *plan;
-    int heads;
-
-    int count() { return plan->num_tasks * (layer->kv_heads / heads); }
-    Tile<T> tile(int index, int heads, uint32_t *memory) {
-        int per_task = layer->kv_heads / this->heads;
-        return {layer, step, plan->tasks[index / per_task], index % per_task * this->heads, heads, memory};
+        });
     }
 };
 
@@ -401,35 +392,45 @@ int heads_at_once(const Layer *layer, const Plan *plan, int threads) {
     return heads;
 }
 
+// What threads take from, one head of a task after the other; of few queries the first of `heads` stands for all.
+template <class T> struct Work {
+    const Layer *layer;
+    const Step *step;
+    const Plan *plan;
+    int heads;
+
+    int count() { return plan->num_tasks * layer->kv_heads; }
+    Tile<T> tile(int index, uint32_t *memory) {
+        Tile<T> tile(layer, step, plan->tasks[index / layer->kv_heads], index % layer->kv_heads, heads, memory);
+        if (!tile.has_few()) tile.heads = 1;
+        return tile;
+    }
+};
+
 template <class T>
 void attend_tasks(Work<T> work, const T *q, int64_t q_token, int64_t q_head, T *out, uint32_t *memory, int32_t *next) {
     auto find_more = [&](const T **rows) {
-        int index = __atomic_load_n(next, __ATOMIC_RELAXED);
-        if (index < work.count()) work.tile(index, 1, memory).find_first(rows);
+        for (int index = __atomic_load_n(next, __ATOMIC_RELAXED); index < work.count(); index++) {
+            Tile<T> tile = work.tile(index, memory);
+            if (tile.head % tile.heads == 0) return tile.find_first(rows);
+        }
     };
-    auto run = [&](Tile<T> tile) {
+    for (;;) {
+        int index = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);
+        if (index >= work.count()) return;
+        Tile<T> tile = work.tile(index, memory);
+        if (tile.head % tile.heads) continue;
         const Task &task = tile.task;
         tile.begin(q, q_token, q_head);
         tile.run(find_more);
         if (task.slot >= 0) {
             tile.leave(work.plan->partials);
             int32_t *counter = work.plan->counters + task.tile * work.layer->kv_heads + tile.head;
-            if (__atomic_add_fetch(counter, 1, __ATOMIC_ACQ_REL) < task.num_parts) return;
+            if (__atomic_add_fetch(counter, 1, __ATOMIC_ACQ_REL) < task.num_parts) continue;
             *counter = 0;
             tile.gather(work.plan->partials);
         }
         tile.finish(out);
-    };
-    for (;;) {
-        int index = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);
-        if (index >= work.count()) return;
-        Tile<T> tile = work.tile(index, work.heads, memory);
-        if (tile.has_few()) {
-            run(tile);
-            continue;
-        }
-        tile.heads = 1;
-        for (int h = 0; h < work.heads; h++, tile.head++) run(tile);
     }
 }
 
