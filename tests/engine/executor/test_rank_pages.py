@@ -40,7 +40,7 @@ def mapped(content: NDArray[np.uint8], shard: KVShard) -> MappedPool:
 
 def pools_of(layers: int, kv_heads: int, tensor: int, stages: int, blocks: NDArray[np.uint8]) -> list[Part]:
     """Pools of ranks that hold their parts of `blocks`: [num_blocks, layers, 2, heads, bytes]."""
-    arch = replace(llama_arch(), num_layers=layers, num_heads=16, num_kv_heads=kv_heads)
+    arch = llama_arch(num_hidden_layers=layers, num_attention_heads=16, num_key_value_heads=kv_heads)
     parallel = Parallelism(tensor_parallel_size=tensor, pipeline_parallel_size=stages)
     pools = []
     for shard in kv_shards(arch, parallel, group_layers([None] * layers)):
@@ -81,7 +81,7 @@ def test_blocks_are_those_of_one_rank(layers: int, kv_heads: int, tensor: int, s
 
 def test_stages_of_a_model_with_windows_have_their_own_places_in_a_block() -> None:
     groups = group_layers([None, 5, 5, None, 5, 5])
-    arch = replace(llama_arch(), num_layers=6, num_heads=4, num_kv_heads=2)
+    arch = llama_arch(num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=2)
     assert [group.layers for group in groups.groups] == [(0, 3), (1, 2), (4, 5)]
     alone = kv_shards(arch, Parallelism(tensor_parallel_size=2), groups)
     assert [(shard.layers, shard.heads) for shard in alone] == [(range(2), range(1)), (range(2), range(1, 2))]
@@ -93,7 +93,7 @@ def test_latents_are_those_of_any_tensor_rank() -> None:
     """Two stages of two ranks that have the same latents: a whole block has them once."""
     whole = np.random.default_rng(1).integers(1, 256, (NUM_BLOCKS, 3, 1, 1, HEAD_BYTES), np.uint8)
     latent = LatentArch(rank=24, query_rank=None, nope_dim=8, rope_dim=8, value_dim=8, interleaved=True)
-    arch = replace(llama_arch(), num_layers=3, num_heads=16, latent=latent)
+    arch = replace(llama_arch(num_hidden_layers=3, num_attention_heads=16), latent=latent)
     parallel = Parallelism(tensor_parallel_size=2, pipeline_parallel_size=2)
 
     def pools(content: NDArray[np.uint8]) -> list[Part]:
