@@ -152,6 +152,8 @@ class Parent:
             for other, listener in enumerate(self._listeners):
                 if other != index:
                     listener.close()
+            # The parent's way to end would count as a status, and be worse than that of wrong settings.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             status = self._work(
                 Seat(
