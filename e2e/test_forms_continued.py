@@ -238,7 +238,8 @@ def test_forms_and_calls_outlive_their_engine(tmp_path: Path) -> None:
             assert await asyncio.to_thread(all_gone, [server, core])
             await asyncio.gather(*tasks)
 
-    with FleetProcess(tmp_path, replicas=2, engine=ENGINE) as fleet:
+    # Each in turn: by prefix a kind could keep to one engine, and another kind to the other.
+    with FleetProcess(tmp_path, replicas=2, engine=ENGINE, router={"policy": "round-robin"}) as fleet:
         fleet.until(lambda: fleet.serves(2))
         asyncio.run(scenario(fleet))
         metrics = fleet.metrics(fleet.url)
