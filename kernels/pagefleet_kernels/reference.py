@@ -146,7 +146,7 @@ def quantize(
     x = x_TI.float()
     if static_scale is not None:
         scale = static_scale.view(1)
-        return to_bytes(x / scale, dtype), _scale_of_rows(scale, x) if dtype == torch.int8 else scale
+        return to_bytes(x / scale, dtype), scale_of_rows(scale, x) if dtype == torch.int8 else scale
     num_tokens, width = x.shape
     size = group or width
     num_groups = -(-width // size)
@@ -162,7 +162,7 @@ def quantize_with_zeros(
     """Twin of `quantize.quantize_with_zeros`."""
     x = x_TI.float()
     if fixed is not None:
-        scale, zero = _scale_of_rows(fixed[0], x), fixed[1].view(1)
+        scale, zero = scale_of_rows(fixed[0], x), fixed[1].view(1)
     else:
         least, largest = x.amin(-1, keepdim=True).clamp_(max=0.0), x.amax(-1, keepdim=True).clamp_(min=0.0)
         scale = ((largest - least) * (1.0 / 255.0)).clamp_(min=1e-12)
@@ -171,9 +171,9 @@ def quantize_with_zeros(
     return numbers.to(torch.int8), scale, zero
 
 
-def _scale_of_rows(scale: torch.Tensor, x_TI: torch.Tensor) -> torch.Tensor:
-    """[T, 1]: one scale of all rows, but NaN for those that have a NaN, which int8 has none for."""
-    return torch.where(x_TI.isnan().any(-1, keepdim=True), torch.nan, scale)
+def scale_of_rows(scale: torch.Tensor, x_TI: torch.Tensor) -> torch.Tensor:
+    """float32 [T, 1]: one scale of all rows, but NaN for those that have a NaN, which would be a number in int8."""
+    return torch.where(x_TI.amax(-1, keepdim=True).isnan(), torch.nan, scale)  # a fifth of what asking each takes
 
 
 def to_bytes(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

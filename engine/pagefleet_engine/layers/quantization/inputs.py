@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from pagefleet_kernels.reference import scale_of_rows
 from torch import Tensor
 
 from pagefleet_engine.layers.quantization_scheme import Number, Rounding
@@ -30,10 +31,6 @@ class FixedScale:
     scale: Tensor
     zero: Tensor | None = None
     """A whole number, where the scheme has zero points."""
-
-    def of_rows(self, x_TI: Tensor) -> Tensor:
-        """float32 [T, 1]: the scale, but NaN for rows with a NaN, which would be a number once it is an integer."""
-        return torch.where(x_TI.isnan().any(-1, keepdim=True), torch.nan, self.scale)
 
 
 def joined(scales_P: Tensor, zeros_P: Tensor | None) -> FixedScale:
@@ -75,7 +72,7 @@ class InputQuantizer:
         if self._rounding.group is not None:
             return *self._quantize_groups(x_TI, self._rounding.group), None
         if self._fixed is not None:
-            scale, zero = self._fixed.of_rows(x_TI), self._fixed.zero
+            scale, zero = scale_of_rows(self._fixed.scale, x_TI), self._fixed.zero
         elif self._rounding.zero_points:
             scale, zero = dynamic_zero(x_TI, ranks)
         else:
@@ -88,7 +85,7 @@ class InputQuantizer:
     def row_scales(self, x_TI: Tensor) -> Tensor:
         """float32 [T], what one of each row's numbers stands for; of scales per tensor or token without zero points."""
         if self._fixed is not None:
-            return self._fixed.of_rows(x_TI).view(-1)
+            return scale_of_rows(self._fixed.scale, x_TI).view(-1)
         return dynamic_scale(x_TI, self._rounding.number, self._ranks).view(-1)
 
     def round_trip(self, x_TI: Tensor) -> Tensor:
