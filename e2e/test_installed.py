@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
 import tarfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -20,6 +22,17 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = sorted(path.parent for path in ROOT.glob("*/pyproject.toml"))
 
 pytestmark = pytest.mark.fleet
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The kernels are compiled twice here, and what is asked is which files a wheel has, not how fast they are."""
+    compiler = tmp_path_factory.mktemp("compiler") / "g++"
+    compiler.write_text(f'#!/bin/sh\nexec {os.environ.get("CXX", "g++")} "$@" -O0\n')
+    compiler.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CXX", str(compiler))
+        yield
 
 
 @pytest.fixture(scope="module")

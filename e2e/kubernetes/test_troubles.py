@@ -31,7 +31,7 @@ TROUBLES: Mapping[str, tuple[dict[str, Any], str, str, str]] = {
     ),
     "no-gpu": (
         {"resources": {"gpus": 1}},
-        "EngineReady", "InsufficientGPU", r"no node has a free nvidia\.com/gpu.*lower spec\.replicas",
+        "EngineReady", "InsufficientGPU", r"no node has enough free nvidia\.com/gpu.*lower spec\.replicas",
     ),
     "no-node": (
         {"resources": {"memory": "900Ti"}},
