@@ -1,7 +1,8 @@
 """pagefleet against llama.cpp on one machine, of the same GGUF file: decode of one stream and of 16, prompts of 512.
 
 Each engine runs in its own process, and each round measures one after the other. The model has the shape of a Llama of
-1.2 billion weights, random ones, in Q4_K_M and Q8_0 as llama.cpp's own quantizer writes them.
+1.2 billion weights, random ones, in Q4_K_M and Q8_0 as llama.cpp's own quantizer writes them. Each round also copies
+memory: what decoding of one stream reads of the file for each token is told as a share of that.
 
     CMAKE_ARGS=-DGGML_NATIVE=ON PEER/bin/pip install --no-binary llama-cpp-python llama-cpp-python
     python bench/llama_cpp.py --llama-python PEER/bin/python --json bench/results/llama_cpp.json
@@ -15,10 +16,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -27,6 +30,8 @@ from bench.report import write_report
 
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 16, 2048, 8192, 32, 8, 64, 8192
 STREAMS, PROMPT, LONG_PROMPT, OUTPUT = 16, 32, 512, 64
+COPIED = 256 << 20
+ONE = "decode of 1, tokens/s"
 _QUANTIZE = """
 import ctypes, sys, llama_cpp
 given = llama_cpp.llama_model_quantize_default_params()
@@ -98,6 +103,25 @@ def model_in(form: str, folder: Path, python: str) -> Path:
     return path
 
 
+def bytes_per_token(path: Path) -> int:
+    """Of the file's weights: every matrix once, and of the embedding, next to nothing."""
+    from gguf import GGUFReader
+
+    return sum(int(tensor.n_bytes) for tensor in GGUFReader(path).tensors if tensor.name != "token_embd.weight")
+
+
+def copy_rate(threads: int, times: int = 8) -> float:
+    """Bytes per second that a copy of memory reads and writes, by the median time."""
+    torch.set_num_threads(threads)
+    source = torch.ones(COPIED, dtype=torch.uint8)
+    target, taken = torch.ones_like(source), []
+    for _ in range(times):
+        started = time.perf_counter()
+        target.copy_(source)
+        taken.append(time.perf_counter() - started)
+    return 2 * COPIED / statistics.median(taken)
+
+
 def measured(engine: EngineProcess, seed: str) -> Mapping[str, float]:
     """Tokens per second, each way; new prompts each time, so nothing is cached."""
     rng = random.Random(seed)
@@ -114,9 +138,9 @@ def measured(engine: EngineProcess, seed: str) -> Mapping[str, float]:
     return found
 
 
-def run(engines: Sequence[EngineProcess], rounds: int, form: str) -> Figures:
-    """Warm up, then measure in turns."""
-    figures: Figures = {engine.spec.name: {} for engine in engines}
+def run(engines: Sequence[EngineProcess], rounds: int, form: str, threads: int) -> Figures:
+    """Warm up, then measure in turns, and beside them the machine's "copy"."""
+    figures: Figures = {engine.spec.name: {} for engine in engines} | {"copy": {"GB/s": []}}
     for number in range(-1, rounds):
         for engine in engines if number % 2 else engines[::-1]:
             for name, value in measured(engine, f"{number}").items() if number >= 0 else ():
@@ -124,6 +148,9 @@ def run(engines: Sequence[EngineProcess], rounds: int, form: str) -> Figures:
                 print(f"{form} round {number + 1} {engine.spec.name}: {name} {value:.1f}", flush=True)
             if number < 0:
                 measured(engine, "warm")
+        if number >= 0:
+            figures["copy"]["GB/s"].append(copy_rate(threads) / 1e9)
+            print(f"{form} round {number + 1} copy: {figures['copy']['GB/s'][-1]:.1f} GB/s", flush=True)
     return figures
 
 
@@ -150,7 +177,7 @@ def main() -> None:
             )
         ]
         try:
-            figures = run(engines, arguments.rounds, form)
+            figures = run(engines, arguments.rounds, form, arguments.threads)
         finally:
             for engine in engines:
                 engine.close()
@@ -159,7 +186,18 @@ def main() -> None:
             for name, values in figures["pagefleet"].items()
         }
         print(f"{form}, pagefleet / llama.cpp: " + ", ".join(f"{name} {value:.2f}x" for name, value in over.items()))
+        read = bytes_per_token(model) / 1e9
+        shares = {
+            engine.spec.name: statistics.median(
+                read * tokens / copied
+                for tokens, copied in zip(figures[engine.spec.name][ONE], figures["copy"]["GB/s"], strict=True)
+            )
+            for engine in engines
+        }
+        print(f"{form}, share of copy in decode of 1: " + ", ".join(f"{n} {v:.2f}" for n, v in shares.items()))
         report[form] = {
+            "read for a token, GB": read,
+            "share of copy, decode of 1": shares,
             "rounds": figures,
             "load, s": {engine.spec.name: engine.load_seconds for engine in engines},
             "pagefleet over llama.cpp": over,
