@@ -27,6 +27,8 @@ _ALL_REGISTERS = 255
 """That a thread may have."""
 _TALL = 128
 """Rows of a tile."""
+_LARGE_HEAD = 128
+"""Elements; of larger ones a tall tile's sums take half of all registers."""
 KV_DTYPES = (torch.bfloat16, torch.float16, torch.float32, FP8, E5M2)
 
 
@@ -149,6 +151,8 @@ def long_launch(
     wanted = min(tile.block_m, next_power_of_2(max_query_len * queries.group))
     if queries.kv_cache.dtype == FP8 and not has_native_fp8(queries.q_TNH.device):
         wanted = min(wanted, MOST_ROWS_OF_CODES)
+    if prefix_len and _is_uneven(queries.group) and padded_head_dim(queries.q_TNH.shape[2]) > _LARGE_HEAD:
+        wanted = min(wanted, _TALL // 2)  # parts are float32, and rows' addresses fill what registers they leave
     tile = tile.with_rows(max(wanted, queries.group))
     if tile.block_m >= _TALL and _takes_all_registers(queries):
         tile = replace(tile, block_n=max(MIN_DOT_SIDE, tile.block_n // 2))
@@ -253,9 +257,14 @@ def _registers(head_dim: int, num_rows: int = 1, *, is_crowded: bool = False) ->
 
 def _is_crowded(launch: Launch, queries: PagedQueries) -> bool:
     """Of SHORT rows of several queries: groups that fill no power of two, and codes that arithmetic makes numbers."""
-    if launch.rows != SHORT or queries.query_start_loc_S1 is None or not queries.group & (queries.group - 1):
+    if launch.rows != SHORT or queries.query_start_loc_S1 is None or not _is_uneven(queries.group):
         return False
     return queries.kv_cache.dtype == FP8 and not has_native_fp8(queries.q_TNH.device)
+
+
+def _is_uneven(group: int) -> bool:
+    """Whether it fills no power of two."""
+    return bool(group & (group - 1))
 
 
 def _is_masked(head_dim: int) -> bool:

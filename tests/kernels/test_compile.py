@@ -77,9 +77,9 @@ LARGE = (
     ),
     *("latents", "products", "experts", "others"),
 )
-MOST_REGISTERS = 254
-FEW_BYTES, FEW_REGISTERS = 64, 128
-"""Of a thread: with no more registers than that, the assembler keeps the device fuller by putting down a few values."""
+FEW_BYTES, FEW_REGISTERS = 64, 168
+"""Of a thread: with no more registers than that the assembler keeps the device fuller by putting down a few values.
+Three programs of four warps have room beside each other with 168."""
 MULTIPLY = {
     "_coded_matmul_kernel",
     "_grouped_coded_kernel",
@@ -114,7 +114,6 @@ def check(reports: Sequence[Report], capability: int) -> None:
     where tiles are as tall as those; float32 stays exact."""
     for report in reports:
         assert report["shared_bytes"] <= SHARED_KIB[capability] * 1024, report
-        assert report["registers"] <= MOST_REGISTERS, report
         assert report["spilled_bytes"] <= (FEW_BYTES if report["registers"] <= FEW_REGISTERS else 0), report
         if report["kernel"] in MULTIPLY:
             wide = capability == 90 and report["form"]["BLOCK_M"] >= 64
