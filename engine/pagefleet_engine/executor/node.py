@@ -20,7 +20,7 @@ _LOOK_S = 0.1
 
 
 class RankNode(Protocol):
-    """The ranks of one machine. Used by one thread, but for `send`, which is used by one at a time."""
+    """The ranks of one machine. Used by one thread, but for `ended`, and for `send`, which is used by one at a time."""
 
     @property
     def host(self) -> str:
@@ -46,7 +46,8 @@ class RankNode(Protocol):
         ...
 
     def ended(self) -> tuple[int, str] | None:
-        """Return a rank that has ended, by itself or with its machine, and how in words; None while none has."""
+        """Return a rank that has ended, by itself or with its machine, and how in words; None while none has, or once
+        `end` was called. Of any thread."""
         ...
 
     def signs(self) -> Sequence[Signs]:

@@ -235,9 +235,9 @@ class ProcessExecutor:
         """See Executor."""
         return RankTraces(self._ask_for_traces)
 
-    def shutdown(self) -> None:
-        """End the ranks; may be called twice."""
-        self._end(END_S)
+    def shutdown(self, because: str = "") -> None:
+        """See Executor; may be called twice."""
+        self._end(0.0 if because else END_S, because or "the ranks were ended")
 
     # --- the ranks' life
 
@@ -275,7 +275,7 @@ class ProcessExecutor:
                 )
         return first
 
-    def _end(self, within_s: float, why: str = "the ranks were ended") -> None:
+    def _end(self, within_s: float, why: str) -> None:
         if self._over:
             return
         self._over = why
@@ -290,7 +290,8 @@ class ProcessExecutor:
     # --- what they tell
 
     def _is_over(self) -> bool:
-        return bool(self._over)
+        """Whether a rank is gone. Who waits for one may be the thread that else sees its end, or be waited for by it."""
+        return bool(self._over) or any(node.ended() is not None for node in self._nodes)
 
     def _raise_over(self) -> None:
         if self._over:

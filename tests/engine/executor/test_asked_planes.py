@@ -71,7 +71,7 @@ class End:
             rings = make_ring_pair(1 << 14)
             make = make or (lambda copies, most: IpcCarriers(memory, copies))
             PlaneServer(LocalDevice(self.pools[-1], {"cuda_ipc": make}), rings, lambda: self.num_finished)
-            planes.append(AskedDevice(PlaneRings(rings), self.fence, lambda: self.is_over).open(OPENING))
+            planes.append(AskedDevice(PlaneRings(rings), "a rank", self.fence, lambda: self.is_over).open(OPENING))
         self.shards = shards
         self.plane = RankedPlane("cuda_ipc", planes, _launch, shards, WHOLE_BYTES, PATIENCE_S)
 

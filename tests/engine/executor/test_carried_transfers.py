@@ -111,7 +111,7 @@ class End:
             asked = make_ring_pair(1 << 14)
             device = LocalDevice(pool, {"nccl": partial(self._carriers, rank)})
             server = PlaneServer(device, asked, partial(getattr, own, "num_finished"))
-            planes.append(AskedDevice(PlaneRings(asked), self.fence, lambda: False).open(OPENING))
+            planes.append(AskedDevice(PlaneRings(asked), "a rank", self.fence, lambda: False).open(OPENING))
             built = BuiltRank(
                 SummingWorker(partial(self._sum, rank)),  # type: ignore[arg-type]
                 LOADED,
