@@ -1,7 +1,8 @@
 """A rank on a CPU whose pool is taken for a device's, which passes K/V by `SocketNccl`: `python nccl_rank.py`.
 
-With the name of a fault (see `rank_process`) rank 1 does that as its plane is opened. `play_devices` has this process's ranks be such, and their connectors take them for ranks on GPUs. The thread that
-computes steps launches a transfer, and waits until it has ended: a device that runs one kernel after another.
+With the name of a fault (see `rank_process`) rank 1 does that as its plane is opened. `play_devices` has this process's
+ranks be such, and their connectors take them for ranks on GPUs. The thread that computes steps launches a transfer, and
+waits until it has ended: a device that runs one kernel after another.
 """
 
 from __future__ import annotations

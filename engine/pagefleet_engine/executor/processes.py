@@ -290,7 +290,7 @@ class ProcessExecutor:
     # --- what they tell
 
     def _is_over(self) -> bool:
-        """Whether a rank is gone. Who waits for one may be the thread that else sees its end, or be waited for by it."""
+        """Whether a rank is gone; of any thread. That which else sees it may be the one that waits, or wait for it."""
         return bool(self._over) or any(node.ended() is not None for node in self._nodes)
 
     def _raise_over(self) -> None:

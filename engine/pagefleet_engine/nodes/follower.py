@@ -121,6 +121,7 @@ class Follower:
         """Requests of ranks to the `Rendezvous` that are not answered yet."""
         self._num_asked = 0
         self._num_strange = 0
+        self._beat_at = time.monotonic()
         self._loaded: dict[int, Loaded] = {}
         self._pools: PoolServer | None = None
         self._planes: PlaneRelay | None = None
@@ -197,9 +198,9 @@ class Follower:
         poller = zmq.Poller()
         for inbound in (self._dealer, self._monitor, self._wake.fileno()):
             poller.register(inbound, zmq.POLLIN)
-        local, beat_at = None, time.monotonic()
+        local = None
         while True:
-            poller.poll(max(0, int((beat_at - time.monotonic()) * 1000)))
+            poller.poll(max(0, int((self._beat_at - time.monotonic()) * 1000)))
             self._wake.take()
             while self._posted:
                 self._posted.popleft()()
@@ -211,9 +212,7 @@ class Follower:
                     local = self._local
                     poller.register(local.bell, zmq.POLLIN)
                 self._relay(local)
-            if time.monotonic() >= beat_at:
-                beat_at = time.monotonic() + BEAT_S
-                self._beat()
+            self._beat_if_due()
 
     def _take(self, frames: Sequence[bytes]) -> None:
         message: ToFollower = decode_to_follower(frames[0])
@@ -229,7 +228,7 @@ class Follower:
                 self._start(message)
             case Command():
                 if self._local is not None:
-                    self._local.send(frames[1:], self._check_ranks)
+                    self._local.send(frames[1:], self._make_way)
             case AskPlanes(rank):
                 if self._planes is not None:
                     self._planes.ask(rank, frames[1:])
@@ -329,6 +328,18 @@ class Follower:
             rank, status = ended
             self._say(Ended(rank, status))
             raise EngineDead(f"rank {rank} on {self._local.host} {status}: the engine must be started again")
+
+    def _make_way(self) -> None:
+        """Ranks make no room for a command: one may wait to tell more than its own ring holds, or compute, and the
+        leader must hear that it lives."""
+        assert self._local is not None
+        self._relay(self._local)
+        self._beat_if_due()
+
+    def _beat_if_due(self) -> None:
+        if time.monotonic() >= self._beat_at:
+            self._beat_at = time.monotonic() + BEAT_S
+            self._beat()
 
     def _beat(self) -> None:
         if (local := self._local) is None:

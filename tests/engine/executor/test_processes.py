@@ -39,6 +39,7 @@ from pagefleet_kv.config import KVTransferConfig
 from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.fakes.architectures import llama_arch
+from tests.fakes.rank_process import LOUD
 
 COMMAND = (sys.executable, str(Path(__file__).parents[2] / "fakes" / "rank_process.py"))
 HOST = os.uname().nodename
@@ -168,6 +169,15 @@ def test_a_plan_larger_than_the_ring_comes_through(start: Start) -> None:
     executor = start()
     step = executor.launch(plan(0, "a", num_tokens=2 * COMMAND_BYTES))
     assert step.result().sampled == [[6]]
+
+
+def test_ranks_and_their_core_tell_each_other_more_than_the_rings_hold(start: Start) -> None:
+    executor = start(size=1, stages=2)
+    loud = executor.launch(plan(0, "long-1", "loud"))
+    large = executor.launch(plan(1, "a", masked=(0,)))
+    large.sample(StepMasks([0], np.full((1, COMMAND_BYTES // 2), 1, dtype=np.int32)))
+    assert loud.result().sampled == [[6], LOUD]
+    assert large.result().sampled == [[32]]
 
 
 def test_loading_is_told_of_all_ranks(start: Start) -> None:

@@ -24,6 +24,7 @@ from pagefleet_engine.executor import hang_watch
 from pagefleet_engine.executor.executor import PendingStep
 from pagefleet_engine.executor.local_node import LocalNode
 from pagefleet_engine.executor.processes import ProcessExecutor
+from pagefleet_engine.executor.rank_memory import COMMAND_BYTES
 from pagefleet_engine.nodes import leader, link
 from pagefleet_engine.nodes.follower import Follower, LeaderAddress
 from pagefleet_engine.nodes.leader import SeveralMachines
@@ -35,6 +36,7 @@ from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.fakes.architectures import llama_arch
 from tests.fakes.free_ports import free_ports
+from tests.fakes.rank_process import LOUD
 
 COMMAND = (sys.executable, str(Path(__file__).parents[2] / "fakes" / "rank_process.py"))
 HOST = socket.gethostname()
@@ -364,6 +366,26 @@ def test_no_key_is_one_line_that_says_how_to_make_one(scene: Scene) -> None:
     several = partial(SeveralMachines, folder=scene.folder, fleet_key_file=None)
     with pytest.raises(ConfigError, match=r"make one \(`openssl rand -hex 32 > fleet.key`\), and give all nodes"):
         ProcessExecutor(scene.config(), scene.folder, llama_arch(), None, COMMAND, several)
+
+
+def test_a_rank_that_has_no_room_for_a_command_still_tells_and_shows_how_it_is(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It computes for a while, then tells more than its ring holds, while it is told more than its ring holds."""
+    config = scene.config()
+    parallel = replace(config.parallel, tensor_parallel_size=1, pipeline_parallel_size=2)
+    following = scene.follow(replace(config, parallel=parallel))
+    executor = scene.lead(replace(config, parallel=parallel))
+    beats: list[float] = []
+    beat = following.follower._beat
+    monkeypatch.setattr(following.follower, "_beat", lambda: (beats.append(time.monotonic()), beat()))
+    loud = executor.launch(plan(0, "long-1", "loud"))
+    large = executor.launch(plan(1, "a", masked=(0,)))
+    large.sample(StepMasks([0], np.full((1, COMMAND_BYTES // 2), 1, dtype=np.int32)))
+    began = time.monotonic()
+    assert loud.result().sampled == [[6], LOUD]
+    assert len([at for at in beats if at > began]) >= 3
+    assert large.result().sampled == [[32]]
 
 
 def test_a_follower_that_passes_no_k_v_any_more_ends_the_engine(scene: Scene) -> None:
