@@ -7,7 +7,9 @@ import dataclasses
 import select
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +21,7 @@ from pagefleet_engine.engine_core.messages import AddRequest, RequestOutput
 from pagefleet_engine.errors import EngineDead
 from pagefleet_engine.nodes.follower import Follower, LeaderAddress
 from pagefleet_engine.ranks.parallelism import Parallelism
+from pagefleet_engine.ranks.together import make_together
 from pagefleet_kv.config import KVTransferConfig
 from pagefleet_kv.curve import load_fleet_key
 from pagefleet_kv.p2p.connector import METRIC, P2PConnector
@@ -107,6 +110,32 @@ class FleetEngine:
         return cache.num_blocks - cache.num_available_blocks
 
 
+@dataclass(eq=False)
+class SteppingEngine(FleetEngine):
+    """One that steps in a thread of its own."""
+
+    def __post_init__(self) -> None:
+        self._calls: deque[Callable[[], None]] = deque()
+        self._is_over = False
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def call(self, call: Callable[[], None]) -> None:
+        """Have its thread do something between two steps."""
+        self._calls.append(call)
+
+    def end(self) -> None:
+        """Stop stepping, once the others of its copies are told to as well, which is the caller's business."""
+        self._is_over = True
+
+    def _run(self) -> None:
+        while not (self._is_over and not self.core.has_work):
+            while self._calls:
+                self._calls.popleft()()
+            self.step()
+            if self.core.is_stalled or not self.core.has_work:
+                select.select(self.core.bells, [], [], 0.01)
+
+
 class Fleet:
     """Makes engines with one key, and lets them run together."""
 
@@ -158,6 +187,27 @@ class Fleet:
         assert ready.kv_transfer is not None
         made = FleetEngine(core, identity.incarnation, f"127.0.0.1:{ready.kv_transfer.port}")
         self.engines.append(made)
+        return made
+
+    def copies(self, names: str, model: Path, **kv: Any) -> list[SteppingEngine]:
+        """Start copies of a model that share its experts, an engine with a digit of `names` each, of one rank. They run
+        by themselves, as each step waits for all of them."""
+        transfer = KVTransferConfig(**{"kv_connector": "p2p", **kv})
+        parallel = Parallelism(data_parallel_size=len(names), enable_expert_parallel=True)
+        config = _config(model, CacheConfig(num_kv_blocks=NUM_BLOCKS))
+        config = dataclasses.replace(config, kv_transfer=transfer, parallel=parallel)
+        handles = make_together(parallel)
+
+        def build(copy: int) -> SteppingEngine:
+            identity = EngineIdentity(names[copy] * 32, str(self._key_file))
+            core, ready = build_core(config, identity=identity, together=handles, data_rank=copy)
+            assert ready.kv_transfer is not None
+            return SteppingEngine(core, identity.incarnation, f"127.0.0.1:{ready.kv_transfer.port}")
+
+        with ThreadPoolExecutor(len(names)) as pool:
+            made = [*pool.map(build, range(len(names)))]
+        for engine in made:
+            engine.thread.start()
         return made
 
     def _follow(self, config: EngineConfig, node: int) -> None:

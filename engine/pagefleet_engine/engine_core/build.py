@@ -152,10 +152,13 @@ def _load(
 ) -> tuple[InProcessExecutor | ProcessExecutor, Waves | None]:
     """Load the model, and join the data ranks that step together, if they do."""
     parallel = config.parallel
-    if not parallel.is_alone:
+    if config.has_processes:
         machines = _machines(config, folder, identity, group)
         executor = ProcessExecutor(config, folder, arch, times, machines=machines)
-        return executor, None if group is None else group.waves(parallel)
+        if group is None:
+            return executor, None
+        executor.step_together(group.turns)
+        return executor, group.waves(parallel)
     if group is None:
         return InProcessExecutor(config, folder, arch, times), None
     copies = CopyGroups(group.handles.of_rank(group.copy, 0), WHOLE, on_gpu=group.on_gpu)

@@ -98,14 +98,14 @@ def test_transfers_are_launched_among_steps_by_another_thread(start: Start) -> N
     config = replace(config_of("fake", 2), kv_transfer=by_nccl)
     executor = ProcessExecutor(config, Path("/m"), llama_arch(), command=COMMAND)
     assert isinstance(executor.pages, RankPages)
-    launch = executor.pages.launch
-    carries = threading.Thread(target=lambda: [launch("nccl", {0: turn}) for turn in range(100)])
+    turns = executor.pages.turns("nccl")
+    carries = threading.Thread(target=lambda: [turns.launch({0: turn}, "source") for turn in range(100)])
     carries.start()
     for step_id in range(100):
         assert executor.launch(plan(step_id, f"r{step_id}")).result().sampled == [[6]]
     carries.join()
     executor.shutdown()
-    launch("nccl", {0: 100})  # who asks does not know yet
+    turns.launch({0: 100}, "source")  # who asks does not know yet
 
 
 def test_ranks_that_are_gone_while_a_transfer_is_to_be_launched_are_seen(start: Start) -> None:
