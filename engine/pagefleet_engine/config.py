@@ -241,14 +241,10 @@ class EngineConfig:
         return self.max_requests + self.scheduler.max_num_queued_reqs * self.parallel.data_ranks
 
     @property
-    def steps_wait(self) -> bool:
-        """Whether ranks wait for others in their steps."""
-        return self.parallel.world_size > 1 or self.parallel.shares_experts
-
-    @property
     def carries(self) -> bool:
         """Whether ranks launch transfers of K/V among their steps, in one order for all."""
-        return self.kv_transfer.kv_data_plane == "nccl" and (self.steps_wait or not self.parallel.is_alone)
+        several = self.parallel.shares_experts or not self.parallel.is_alone
+        return several and self.kv_transfer.kv_data_plane == "nccl"
 
     @property
     def has_processes(self) -> bool:
@@ -262,10 +258,10 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         plane, role = self.kv_transfer.kv_data_plane, self.kv_transfer.kv_role
-        if plane == "nccl" and role == "both" and self.steps_wait:
-            what = "copies share experts (enable_expert_parallel)"
+        shared = self.parallel.shares_experts
+        if plane == "nccl" and role == "both" and (shared or self.parallel.world_size > 1):
             raise ConfigError(
-                f"{what if self.parallel.shares_experts else self.parallel.describe()}, and by kv_data_plane nccl they "
+                f"{'copies share experts' if shared else self.parallel.describe()}, and by kv_data_plane nccl they "
                 "send K/V or receive it, as engines that do both could wait for each other for ever: give kv_role "
                 "prefill or decode"
             )

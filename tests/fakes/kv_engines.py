@@ -21,7 +21,7 @@ from pagefleet_engine.engine_core.messages import AddRequest, RequestOutput
 from pagefleet_engine.errors import EngineDead
 from pagefleet_engine.nodes.follower import Follower, LeaderAddress
 from pagefleet_engine.ranks.parallelism import Parallelism
-from pagefleet_engine.ranks.together import make_together
+from pagefleet_engine.ranks.together import TogetherHandles, make_together
 from pagefleet_kv.config import KVTransferConfig
 from pagefleet_kv.curve import load_fleet_key
 from pagefleet_kv.p2p.connector import METRIC, P2PConnector
@@ -123,8 +123,8 @@ class SteppingEngine(FleetEngine):
         """Have its thread do something between two steps."""
         self._calls.append(call)
 
-    def end(self) -> None:
-        """Stop stepping, once the others of its copies are told to as well, which is the caller's business."""
+    def stop(self) -> None:
+        """Step no more once there is nothing to do."""
         self._is_over = True
 
     def _run(self) -> None:
@@ -141,6 +141,7 @@ class Fleet:
 
     def __init__(self, model: Path, key_file: Path) -> None:
         self.engines: list[FleetEngine] = []
+        self._stepping: list[tuple[list[SteppingEngine], TogetherHandles]] = []
         self.model = model
         self._key_file = key_file
 
@@ -206,6 +207,7 @@ class Fleet:
 
         with ThreadPoolExecutor(len(names)) as pool:
             made = [*pool.map(build, range(len(names)))]
+        self._stepping.append((made, handles))
         for engine in made:
             engine.thread.start()
         return made
@@ -237,9 +239,17 @@ class Fleet:
 
     def close(self) -> None:
         """Check and end all."""
-        for engine in self.engines:
+        stepping = [copy for copies, _ in self._stepping for copy in copies]
+        for copy in stepping:
+            copy.stop()
+        for copy in stepping:
+            copy.thread.join(PATIENCE_S)
+            assert not copy.thread.is_alive()
+        for engine in (*self.engines, *stepping):
             engine.core.check_integrity()
             engine.core.shutdown()
+        for _, handles in self._stepping:
+            handles.close()
 
 
 @contextlib.contextmanager

@@ -147,7 +147,7 @@ class CountingExecutor:
         sampled.append(int((after if len(after) else allowed)[0]))
         tokens += sampled
 
-    def shutdown(self, because: str = "") -> None:
+    def shutdown(self) -> None:
         self.is_shut_down = True
 
 

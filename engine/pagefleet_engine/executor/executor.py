@@ -100,6 +100,6 @@ class Executor(Protocol):
         """
         ...
 
-    def shutdown(self, because: str = "") -> None:
-        """Free the device; `because`: of a fault, after which nobody is waited for."""
+    def shutdown(self) -> None:
+        """Free the device."""
         ...

@@ -96,5 +96,5 @@ class InProcessExecutor:
         """See Executor."""
 
     def shutdown(self, because: str = "") -> None:
-        """Drop weights and KV pool; may be called twice."""
+        """Drop weights and KV pool, whatever it is `because` of; may be called twice."""
         self._worker = None

@@ -244,7 +244,7 @@ class ProcessExecutor:
         return RankTraces(self._ask_for_traces)
 
     def shutdown(self, because: str = "") -> None:
-        """See Executor; may be called twice."""
+        """End the ranks; may be called twice. `because`: of a fault, after which none is waited for."""
         self._end(0.0 if because else END_S, because or "the ranks were ended")
 
     # --- the ranks' life

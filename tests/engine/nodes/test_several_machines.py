@@ -378,7 +378,12 @@ def test_a_rank_that_has_no_room_for_a_command_still_tells_and_shows_how_it_is(
     executor = scene.lead(replace(config, parallel=parallel))
     beats: list[float] = []
     beat = following.follower._beat
-    monkeypatch.setattr(following.follower, "_beat", lambda: (beats.append(time.monotonic()), beat()))
+
+    def note() -> None:
+        beats.append(time.monotonic())
+        beat()
+
+    monkeypatch.setattr(following.follower, "_beat", note)
     loud = executor.launch(plan(0, "long-1", "loud"))
     large = executor.launch(plan(1, "a", masked=(0,)))
     large.sample(StepMasks([0], np.full((1, COMMAND_BYTES // 2), 1, dtype=np.int32)))

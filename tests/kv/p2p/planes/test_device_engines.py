@@ -108,6 +108,7 @@ class Devices:
         ranks, makers = side.pages, self.makers
         if isinstance(ranks, RankPages):
             ranks.devices = devices = [DeviceOfRank(pool, ranks._fence, makers) for _, pool in ranks._targets]
+            assert ranks._turns is not None
             ranks._turns = partial(self._turns, ranks._turns, devices)
         else:
             side = dataclasses.replace(side, pages=PoolOfHost(side.pages))

@@ -64,11 +64,3 @@ def test_each_copy_passes_to_each(fleet: Fleet) -> None:
         assert target.num_cached(f"d{number}") == FULL_BLOCKS * 16
     for engine in targets:
         assert engine.figure("received_blocks_total") == len(NUMBERS) // 2 * FULL_BLOCKS
-    for engine in (*sources, *targets):
-        engine.end()
-    for engine in (*sources, *targets):
-        engine.thread.join(PATIENCE_S)
-        assert not engine.thread.is_alive()
-        engine.core.check_integrity()
-    for engine in (*sources, *targets):
-        engine.core.shutdown()

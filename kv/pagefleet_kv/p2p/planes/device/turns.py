@@ -99,15 +99,15 @@ class Turns:
 
 
 class TurnGiver(Protocol):
-    """Has the ranks of a model launch transfers at one place among their steps. Used by one thread.
+    """Has the ranks of a model launch transfers at one place among their steps. Used by one thread."""
 
-    Attributes:
-        is_one_of_several: whether the steps wait for those of other copies of the model.
-        bell: readable when other copies have received what kept this one from it; None: nothing does.
-    """
+    @property
+    def is_one_of_several(self) -> bool:
+        """Whether the steps wait for those of other copies of the model."""
 
-    is_one_of_several: bool
-    bell: int | None
+    @property
+    def bell(self) -> int | None:
+        """Readable when other copies have received what kept this one from it; None: nothing does."""
 
     def launch(self, turns: Mapping[int, int], end: End) -> bool:
         """Have them launch the transfers of these turns, by rank, of which they are that end; returns at once. False:
