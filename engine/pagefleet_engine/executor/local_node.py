@@ -177,14 +177,17 @@ class LocalNode:
         self, shards: Sequence[KVShard], loaded: Mapping[int, Loaded], is_over: Callable[[], bool]
     ) -> list[tuple[KVShard, RankPool]]:
         """See RankNode."""
-        found: list[tuple[KVShard, RankPool]] = []
-        for place, rank in enumerate(self.ranks):
-            told, shard, memory = loaded[rank], shards[rank], self._memory.pool(place)
-            if (rings := self._memory.copies(place)) is None:
-                found.append((shard, MappedPool(told.num_blocks, told.bytes_per_block, shard, memory)))
-            else:
-                found.append((shard, AskedPool(told.bytes_per_block, shard, memory, rings, is_over)))
-        return found
+        try:
+            return [(shards[rank], self._pool(shards[rank], loaded[rank], rank, is_over)) for rank in self.ranks]
+        except OSError as error:
+            raise ConfigError(_too_few("K/V of ranks cannot be reached", error)) from error
+
+    def _pool(self, shard: KVShard, told: Loaded, rank: int, is_over: Callable[[], bool]) -> RankPool:
+        place = rank - self.ranks.start
+        memory = self._memory.pool(place)
+        if (rings := self._memory.copies(place)) is None:
+            return MappedPool(told.num_blocks, told.bytes_per_block, shard, memory)
+        return AskedPool(told.bytes_per_block, shard, memory, rings, is_over)
 
     def devices(self, fence: StepFence, is_over: Callable[[], bool]) -> Sequence[PlaneDevice]:
         """See RankNode."""
@@ -193,7 +196,10 @@ class LocalNode:
 
     def plane_wires(self) -> Mapping[int, PlaneWire]:
         """Return a wire to the planes of each rank, by its number; none: they can have no planes."""
-        return {rank: PlaneRings(rings) for rank, rings in zip(self.ranks, self._memory.plane_rings, strict=False)}
+        try:
+            return {rank: PlaneRings(rings) for rank, rings in zip(self.ranks, self._memory.plane_rings, strict=False)}
+        except OSError as error:
+            raise ConfigError(_too_few("planes of ranks cannot be reached", error)) from error
 
     def wait_for_steps(self, num_steps: int, is_over: Callable[[], bool]) -> None:
         """See RankNode."""

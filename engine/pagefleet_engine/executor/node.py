@@ -67,6 +67,9 @@ class RankNode(Protocol):
             shards: what each rank of the engine holds.
             loaded: what each told of its pool, which it has made.
             is_over: whether the ranks are gone.
+
+        Raises:
+            ConfigError: the system gives no memory, or no more descriptors.
         """
         ...
 

@@ -134,6 +134,11 @@ class ProcessExecutor:
                 self._poll.register(node.bell, select.POLLIN)
             self._wait_until_loaded(times or StartupTimes())
             first = self._agreed(digest(config))
+            groups = group_layers(arch.for_length(first.context_length).kept_windows, chunked=arch.chunked)
+            self._fence = StepFence(self._wait_for_steps, first.max_in_flight)
+            self._pages: RankPages | None = None
+            if config.kv_transfer.connectors:
+                self._pages = self._make_pages(config, device, kv_shards(arch, config.parallel, groups))
         except BaseException as error:
             self._end(0.0, str(error) or type(error).__name__)
             raise
@@ -141,10 +146,6 @@ class ProcessExecutor:
         self.context_length, self.max_model_len = first.context_length, first.max_model_len
         self.max_in_flight = first.max_in_flight
         """See Executor."""
-        groups = group_layers(arch.for_length(first.context_length).kept_windows, chunked=arch.chunked)
-        self._fence = StepFence(self._wait_for_steps, first.max_in_flight)
-        connects = bool(config.kv_transfer.connectors)
-        self._pages = self._make_pages(config, device, kv_shards(arch, config.parallel, groups)) if connects else None
         self.cache = CacheFacts(first.num_blocks, first.block_size, first.bytes_per_block, groups)
         """See Executor."""
 

@@ -283,10 +283,10 @@ class Follower:
             local = LocalNode(ranks, config, device, self, self._address, shares)
             self._local = local
             local.start(str(self._folder), self._command, start.num_threads)
+            if wires := local.plane_wires():
+                self._planes = PlaneRelay(wires, self._planes_told, partial(self._post, self._planes_failed))
         except ConfigError as error:
             self._fail(error)
-        if wires := local.plane_wires():
-            self._planes = PlaneRelay(wires, self._planes_told, partial(self._post, self._planes_failed))
 
     def _relay(self, local: LocalNode) -> None:
         for rank, reply in local.receive():
@@ -307,9 +307,9 @@ class Follower:
         return bool(self._config.kv_transfer.connectors)
 
     def _serve_pools(self, local: LocalNode) -> None:
-        pools = local.pools([RAW] * local.ranks.stop, self._loaded, self._ends.is_set)
-        by_rank = {rank: pool for rank, (_, pool) in zip(local.ranks, pools, strict=True)}
         try:
+            pools = local.pools([RAW] * local.ranks.stop, self._loaded, self._ends.is_set)
+            by_rank = {rank: pool for rank, (_, pool) in zip(local.ranks, pools, strict=True)}
             self._pools = PoolServer(by_rank, local.num_finished, self._address, self._leader.key)
         except ConfigError as error:
             self._fail(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import re
@@ -240,6 +241,21 @@ def test_too_few_descriptors_are_one_line(start: Start, room: int) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert opened() == before
+
+
+def test_ranks_whose_k_v_cannot_be_reached_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes: list[LocalNode] = []
+
+    def refuse(node: LocalNode, *_: object) -> None:
+        nodes.append(node)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(LocalNode, "_pool", refuse)
+    config = replace(config_of("fake", 2), kv_transfer=KVTransferConfig(kv_connector="offload"))
+    with pytest.raises(ConfigError, match=r"^K/V of ranks cannot be reached \(.*\): raise the limits of processes and"):
+        ProcessExecutor(config, Path("/m"), llama_arch(), command=COMMAND)
+    (node,) = nodes
+    assert not any(Path(f"/proc/{pid}").exists() for pid in node.pids)
 
 
 def test_a_step_that_fails_on_all_ranks_ends_its_requests_alone(start: Start) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -30,6 +31,7 @@ from pagefleet_engine.nodes.follower import Follower, LeaderAddress
 from pagefleet_engine.nodes.leader import SeveralMachines
 from pagefleet_engine.nodes.link import NodeLink
 from pagefleet_engine.ranks.parallelism import Parallelism
+from pagefleet_kv.config import KVTransferConfig
 from pagefleet_kv.p2p.planes.device.opening import NoPlane, PlaneOpening
 from pagefleet_protocol.fleet_key import FleetKey
 from pagefleet_protocol.sampling_params import SamplingParams
@@ -391,6 +393,19 @@ def test_a_rank_that_has_no_room_for_a_command_still_tells_and_shows_how_it_is(
     assert loud.result().sampled == [[6], LOUD]
     assert len([at for at in beats if at > began]) >= 3
     assert large.result().sampled == [[32]]
+
+
+def test_ranks_whose_k_v_cannot_be_reached_there_are_one_line(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(LocalNode, "_pool", refuse)
+    config = replace(scene.config(), kv_transfer=KVTransferConfig(kv_connector="offload"))
+    following = scene.follow(config)
+    says = rf"rank [01] on {HOST}: K/V of ranks cannot be reached \(.*\): raise the limits|^K/V of ranks cannot"
+    with pytest.raises(ConfigError, match=says):
+        scene.lead(config)
+    assert following.end()
 
 
 def test_a_follower_that_passes_no_k_v_any_more_ends_the_engine(scene: Scene) -> None:
