@@ -116,7 +116,7 @@ def test_ranks_that_are_gone_while_a_transfer_is_to_be_launched_are_seen(start: 
             for pid in pids(executor):
                 os.kill(pid, signal.SIGKILL)
             failed = other.submit(executor.launch, plan(0, "a"))
-            while not executor._is_over():
+            while not executor._over:
                 time.sleep(0.01)
         with pytest.raises(EngineDead, match="was killed by signal 9"):
             failed.result()
