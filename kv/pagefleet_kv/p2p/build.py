@@ -210,9 +210,7 @@ def _open(opening: PlaneOpening, pool: RankedPool, side: EngineSide, *, by_name:
 def _check_nccl(num_ranks: int, side: EngineSide, *, by_name: bool) -> None:
     """Raises NoPlane where NCCL's kernels and what ranks send each other could wait for each other for ever, or where
     nobody asked for what never ran on GPUs."""
-    if side.steps_with_copies and isinstance(
-        side.pages, DevicePool
-    ):  # nobody gives turns among the steps of this process
+    if side.steps_with_copies and isinstance(side.pages, DevicePool):  # no turns are given among steps of this process
         raise NoPlane("nothing orders its kernels and what copies of the model send each other")
     if (num_ranks > 1 or side.steps_with_copies) and not by_name:
         raise NoPlane("engines of several ranks take it only by name")

@@ -27,7 +27,8 @@ are copies:
 
 So a copy gives receives only where all that others have under way were given behind as many steps (`TurnGiver`): then
 all that are under way were given between the same two steps, as in the proof. None waits for long: a copy that has
-gone on by a step gives nothing before the older ones have ended, nor does any other.
+gone on by a step gives nothing before the older ones have ended, nor does any other. Cores may wait for each other's
+steps, but the threads that give turns wait for none.
 """
 
 from __future__ import annotations
