@@ -243,7 +243,13 @@ class EngineConfig:
     @property
     def carries(self) -> bool:
         """Whether ranks launch transfers of K/V among their steps, in one order for all."""
-        return self.kv_transfer.kv_data_plane == "nccl" and not self.parallel.is_alone
+        several = self.parallel.shares_experts or not self.parallel.is_alone
+        return several and self.kv_transfer.kv_data_plane == "nccl"
+
+    @property
+    def has_processes(self) -> bool:
+        """Whether ranks have processes of their own, beside the engine core's."""
+        return self.carries or not self.parallel.is_alone
 
     @property
     def takes_unasked(self) -> bool:
@@ -252,10 +258,12 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         plane, role = self.kv_transfer.kv_data_plane, self.kv_transfer.kv_role
-        if plane == "nccl" and self.parallel.shares_experts:
+        shared = self.parallel.shares_experts
+        if plane == "nccl" and role == "both" and (shared or self.parallel.world_size > 1):
             raise ConfigError(
-                "enable_expert_parallel has copies of the model share experts, and nothing orders kv_data_plane nccl "
-                "and what they send each other: give auto, cuda_ipc or tcp"
+                f"{'copies share experts' if shared else self.parallel.describe()}, and by kv_data_plane nccl they "
+                "send K/V or receive it, as engines that do both could wait for each other for ever: give kv_role "
+                "prefill or decode"
             )
         if plane == "cuda_ipc" and self.parallel.is_networked:
             raise ConfigError(
@@ -264,14 +272,9 @@ class EngineConfig:
             )
         if self.parallel.world_size == 1:
             return
-        ranks = f"{self.parallel.describe()}, and"
         if self.execution.compile:
-            raise ConfigError(f"{ranks} torch.compile cannot trace what ranks send each other: leave compile out")
-        if plane == "nccl" and role == "both":
-            raise ConfigError(
-                f"{ranks} by kv_data_plane nccl they send K/V or receive it, as engines that do both could wait for "
-                "each other for ever: give kv_role prefill or decode"
-            )
+            ranks = self.parallel.describe()
+            raise ConfigError(f"{ranks}, and torch.compile cannot trace what ranks send each other: leave compile out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

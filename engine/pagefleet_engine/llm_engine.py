@@ -329,7 +329,7 @@ def _started(config: EngineConfig) -> tuple[_Core, Ready]:
         cores = OfflineCores(config)
         return cores, cores.ready
     times = StartupTimes()
-    if config.parallel.is_alone:
+    if not config.has_processes:
         open_ahead(config.model.device)
     with times.importing():
         from pagefleet_engine.engine_core.build import build_core  # noqa: PLC0415 torch

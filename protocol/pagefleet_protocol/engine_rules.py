@@ -56,10 +56,7 @@ ONE_COPY = (
 )
 _KV_VARIABLES = tuple(f"PAGEFLEET_ENGINE_KV_{name}" for name in ("CONNECTOR", "ROLE", "DATA_PLANE"))
 """Which would say of the same what no flag may."""
-KV_OF_RANKS = (
-    "K/V of several ranks goes by tcp, or by nccl between GPUs of engines whose copies share no experts: leave out "
-    "disaggregation.dataPlane"
-)
+KV_OF_RANKS = "K/V of several ranks goes by tcp, or by nccl between GPUs: leave out disaggregation.dataPlane"
 PORTS_OF_A_POOL = 8
 """Of inference.networking.k8s.io/v1."""
 LESS_THAN_RANKS = (

@@ -7,7 +7,9 @@ import dataclasses
 import select
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +21,7 @@ from pagefleet_engine.engine_core.messages import AddRequest, RequestOutput
 from pagefleet_engine.errors import EngineDead
 from pagefleet_engine.nodes.follower import Follower, LeaderAddress
 from pagefleet_engine.ranks.parallelism import Parallelism
+from pagefleet_engine.ranks.together import TogetherHandles, make_together
 from pagefleet_kv.config import KVTransferConfig
 from pagefleet_kv.curve import load_fleet_key
 from pagefleet_kv.p2p.connector import METRIC, P2PConnector
@@ -107,11 +110,38 @@ class FleetEngine:
         return cache.num_blocks - cache.num_available_blocks
 
 
+@dataclass(eq=False)
+class SteppingEngine(FleetEngine):
+    """One that steps in a thread of its own."""
+
+    def __post_init__(self) -> None:
+        self._calls: deque[Callable[[], None]] = deque()
+        self._is_over = False
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def call(self, call: Callable[[], None]) -> None:
+        """Have its thread do something between two steps."""
+        self._calls.append(call)
+
+    def stop(self) -> None:
+        """Step no more once there is nothing to do."""
+        self._is_over = True
+
+    def _run(self) -> None:
+        while not (self._is_over and not self.core.has_work):
+            while self._calls:
+                self._calls.popleft()()
+            self.step()
+            if self.core.is_stalled or not self.core.has_work:
+                select.select(self.core.bells, [], [], 0.01)
+
+
 class Fleet:
     """Makes engines with one key, and lets them run together."""
 
     def __init__(self, model: Path, key_file: Path) -> None:
         self.engines: list[FleetEngine] = []
+        self._stepping: list[tuple[list[SteppingEngine], TogetherHandles]] = []
         self.model = model
         self._key_file = key_file
 
@@ -160,6 +190,28 @@ class Fleet:
         self.engines.append(made)
         return made
 
+    def copies(self, names: str, model: Path, **kv: Any) -> list[SteppingEngine]:
+        """Start copies of a model that share its experts, an engine with a digit of `names` each, of one rank. They run
+        by themselves, as each step waits for all of them."""
+        transfer = KVTransferConfig(**{"kv_connector": "p2p", **kv})
+        parallel = Parallelism(data_parallel_size=len(names), enable_expert_parallel=True)
+        config = _config(model, CacheConfig(num_kv_blocks=NUM_BLOCKS))
+        config = dataclasses.replace(config, kv_transfer=transfer, parallel=parallel)
+        handles = make_together(parallel)
+
+        def build(copy: int) -> SteppingEngine:
+            identity = EngineIdentity(names[copy] * 32, str(self._key_file))
+            core, ready = build_core(config, identity=identity, together=handles, data_rank=copy)
+            assert ready.kv_transfer is not None
+            return SteppingEngine(core, identity.incarnation, f"127.0.0.1:{ready.kv_transfer.port}")
+
+        with ThreadPoolExecutor(len(names)) as pool:
+            made = [*pool.map(build, range(len(names)))]
+        self._stepping.append((made, handles))
+        for engine in made:
+            engine.thread.start()
+        return made
+
     def _follow(self, config: EngineConfig, node: int) -> None:
         """Be another machine of an engine's, until it ends."""
         leader = LeaderAddress("127.0.0.1", config.parallel.master_port, load_fleet_key(str(self._key_file)))
@@ -187,9 +239,17 @@ class Fleet:
 
     def close(self) -> None:
         """Check and end all."""
-        for engine in self.engines:
+        stepping = [copy for copies, _ in self._stepping for copy in copies]
+        for copy in stepping:
+            copy.stop()
+        for copy in stepping:
+            copy.thread.join(PATIENCE_S)
+            assert not copy.thread.is_alive()
+        for engine in (*self.engines, *stepping):
             engine.core.check_integrity()
             engine.core.shutdown()
+        for _, handles in self._stepping:
+            handles.close()
 
 
 @contextlib.contextmanager

@@ -2,7 +2,8 @@
 
 How loading goes is said in the model's name, e.g. `fake?fault=config&rank=1`. A request named `die-1` has rank 1
 do that in each of its steps; `-all` has all do it. `late-0` has the first stage of several fail once its step is out,
-at SIGUSR1. With a request `meet` the ranks of each stage then wait for each other, and with `pass` each stage for the
+at SIGUSR1. A request `loud` is told of `LOUD`.
+With a request `meet` the ranks of each stage then wait for each other, and with `pass` each stage for the
 one before; both need `fake?others=1`. With `fake?device=1` the last stage has a device.
 """
 
@@ -14,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import parse_qsl
 
@@ -24,12 +25,15 @@ from pagefleet_engine.core.step import StepMasks, StepPlan, StepResult
 from pagefleet_engine.errors import ConfigError, EngineDead, ModelLoadError, StepOutOfMemory
 from pagefleet_engine.executor.messages import Loaded, RankStart, digest
 from pagefleet_engine.executor.rank_loop import BuiltRank
+from pagefleet_engine.executor.rank_memory import REPLY_BYTES
 from pagefleet_engine.executor.rank_process import run_rank
 from pagefleet_engine.executor.vital_signs import Awaited, OwnSigns
 from pagefleet_engine.startup import StartupTimes
 
 from tests.fakes.scripted_core import BLOCK_SIZE, MAX_MODEL_LEN, NUM_BLOCKS, CountedStep, CountingExecutor
 
+LOUD = [1 << 16] * (REPLY_BYTES // 4)
+"""Tokens of more bytes than a ring has."""
 BYTES_PER_BLOCK = 4
 """Keys and values of two layers."""
 ERRORS = {
@@ -79,7 +83,19 @@ class PassedOn:
         return StepResult([()] * len(self.plan.rows))
 
 
-class WithDevice(CountingExecutor):
+class LastStage(CountingExecutor):
+    """That samples."""
+
+    def launch(self, plan: StepPlan) -> CountedStep:
+        step = super().launch(plan)
+        loud = [index for index, row in enumerate(plan.rows) if row.request_id == "loud"]
+        outcome = replace(
+            step.outcome, sampled=[LOUD if at in loud else one for at, one in enumerate(step.outcome.sampled)]
+        )
+        return replace(step, outcome=outcome)
+
+
+class WithDevice(LastStage):
     """Whose device computes apart from it, and never comes out of a step of a request `endless`."""
 
     def tell_of_layers(self, on_layer: Callable[[], None]) -> int:
@@ -171,7 +187,7 @@ def build(start: RankStart, times: StartupTimes, signs: OwnSigns) -> BuiltRank:
         MAX_MODEL_LEN,
         times.phases(),
     )
-    last = WithDevice if "device" in options else CountingExecutor
+    last = WithDevice if "device" in options else LastStage
     worker = last(before) if start.part.is_last else EarlierStage(before)
     return BuiltRank(worker, loaded, lambda: None, (lambda command: None) if start.config.carries else None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import replace
 from functools import partial
@@ -10,7 +11,7 @@ from pathlib import Path
 import torch
 from pagefleet_kv.connectors import build_connector, check_connectors
 from pagefleet_kv.errors import KVConfigError
-from pagefleet_kv.port import EngineIdentity, EngineSide, KVConnector
+from pagefleet_kv.port import BuiltConnector, EngineIdentity, EngineSide, KVConnector
 from pagefleet_protocol.engine_facts import KvTransferFacts
 
 from pagefleet_engine.config import EngineConfig, default_cache_dir
@@ -27,7 +28,7 @@ from pagefleet_engine.engine_core.kv_shape import LoadedModel, kv_shape
 from pagefleet_engine.engine_core.messages import Ready
 from pagefleet_engine.engine_core.model_folder import resolve_model_folder, served_names
 from pagefleet_engine.engine_core.waves import Waves
-from pagefleet_engine.errors import ConfigError
+from pagefleet_engine.errors import ConfigError, EngineDead, ModelLoadError
 from pagefleet_engine.executor.executor import CacheFacts
 from pagefleet_engine.executor.in_process import InProcessExecutor
 from pagefleet_engine.executor.machines import ThisMachine
@@ -151,10 +152,13 @@ def _load(
 ) -> tuple[InProcessExecutor | ProcessExecutor, Waves | None]:
     """Load the model, and join the data ranks that step together, if they do."""
     parallel = config.parallel
-    if not parallel.is_alone:
+    if config.has_processes:
         machines = _machines(config, folder, identity, group)
         executor = ProcessExecutor(config, folder, arch, times, machines=machines)
-        return executor, None if group is None else group.waves(parallel)
+        if group is None:
+            return executor, None
+        executor.step_together(group.turns)
+        return executor, group.waves(parallel)
     if group is None:
         return InProcessExecutor(config, folder, arch, times), None
     copies = CopyGroups(group.handles.of_rank(group.copy, 0), WHOLE, on_gpu=group.on_gpu)
@@ -212,6 +216,29 @@ def _check_connectors(config: EngineConfig, identity: EngineIdentity) -> None:
         raise ConfigError(str(error)) from error
 
 
+def _built(config: EngineConfig, side: EngineSide, executor: InProcessExecutor | ProcessExecutor) -> BuiltConnector:
+    """Make the connector. What is asked of ranks for it may find one gone, or that hangs: then none is left.
+
+    Raises:
+        ModelLoadError: a rank is gone.
+        ConfigError: the connector cannot be.
+    """
+    with contextlib.ExitStack() as on_failure:
+        try:
+            try:
+                built = build_connector(config.kv_transfer, side)
+                on_failure.callback(built.connector.close)
+            finally:
+                executor.check()
+        except EngineDead as error:
+            raise ModelLoadError(str(error)) from error
+        except KVConfigError as error:
+            executor.shutdown(because=str(error))
+            raise ConfigError(str(error)) from error
+        on_failure.pop_all()
+    return built
+
+
 def _connect(
     config: EngineConfig,
     executor: InProcessExecutor | ProcessExecutor,
@@ -231,10 +258,7 @@ def _connect(
     shards = kv_shards(model.arch, config.parallel, cache.kv_groups)
     with_copies = group is not None
     side = EngineSide(identity, shape, executor.pages, cache.num_blocks, free, shards, with_copies)
-    try:
-        built = build_connector(config.kv_transfer, side)
-    except KVConfigError as error:
-        raise ConfigError(str(error)) from error
+    built = _built(config, side, executor)
     if built.port is None:
         return built.connector, None
     num_full = max(1, shape.windows.count(None))  # a window's share of a long prompt is little

@@ -13,7 +13,7 @@ from pagefleet_engine.errors import ConfigError, EngineDead
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.ranks.parallelism import Parallelism
 from pagefleet_engine.ranks.shared_memory import SharedGroup
-from pagefleet_engine.ranks.together import TogetherHandles, WaveBoard, patience_s
+from pagefleet_engine.ranks.together import TogetherHandles, TurnBoard, WaveBoard, patience_s
 from pagefleet_engine.worker.device import resolve_device
 
 
@@ -24,12 +24,16 @@ class DataGroup:
         handles: of all of them.
         copy: this one.
         on_gpu: they may run steps as CUDA graphs.
+
+    Attributes:
+        turns: where copies agree on when they receive K/V.
     """
 
     def __init__(self, handles: TogetherHandles, copy: int, *, on_gpu: bool = False) -> None:
         self.handles, self.copy, self.on_gpu = handles, copy, on_gpu
         self._agreement = SharedGroup(handles.agreement, copy)
         self._board = WaveBoard(handles, copy)
+        self.turns = TurnBoard(handles, copy)
 
     def waves(self, parallel: Parallelism) -> Waves:
         """Return the copy's waves, once it has loaded: from now on others are waited for with patience only."""

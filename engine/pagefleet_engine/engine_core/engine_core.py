@@ -6,6 +6,7 @@ launched before the results of the last are waited for, so the device never wait
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import select
 import time
@@ -309,16 +310,15 @@ class EngineCore:
         Args:
             within_s: wait as long at most for K/V that is on its way to others or to disk; the rest is lost.
         """
-        try:
+        with contextlib.ExitStack() as ends:  # each, whatever became of the others
+            ends.callback(self._executor.shutdown)
+            ends.callback(self._scheduler.connector.close)
+            if self._grammars is not None:
+                ends.callback(self._grammars.close)
+            if self._masks is not None:
+                ends.callback(self._masks.close)
             if within_s:
                 self._finish_transfers(within_s)
-        finally:
-            if self._masks is not None:
-                self._masks.close()
-            if self._grammars is not None:
-                self._grammars.close()
-            self._scheduler.connector.close()
-            self._executor.shutdown()
 
     def _form_stats(self, num_requests: int, num_forced: int) -> Mapping[str, float]:
         if self._grammars is None or self._masks is None:

@@ -335,7 +335,7 @@ def main() -> int:
 def _import_and_build(
     start: CoreStart, cache_events: CacheEvents | None, times: StartupTimes
 ) -> tuple[EngineCore, Ready]:
-    if start.config.parallel.is_alone:
+    if not start.config.has_processes:
         open_ahead(start.config.model.device)
     with times.importing(), binding_threads(_threads_to_bind(start.config)):
         from pagefleet_engine.engine_core.build import build_core  # noqa: PLC0415 torch is slow: the parent is watched
@@ -347,7 +347,7 @@ def _import_and_build(
 def _threads_to_bind(config: EngineConfig) -> int:
     """Those of a model that is computed on a CPU in this process; 0: it is computed elsewhere."""
     device = config.model.device
-    if not config.parallel.is_alone or device == "cuda" or (device == "auto" and visible_gpus()):
+    if config.has_processes or device == "cuda" or (device == "auto" and visible_gpus()):
         return 0
     return cpu_threads(config.model.num_threads)
 

@@ -6,6 +6,7 @@ back: through rings to ranks of this machine, over the link to those of another.
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -39,7 +40,10 @@ from pagefleet_engine.executor.plane_words import (
     encode,
 )
 from pagefleet_engine.executor.rank_pages import StepFence
-from pagefleet_engine.executor.ring import Buffer, RingPair, RingReader, RingWriter
+from pagefleet_engine.executor.ring import ROOM_LOOK_S, Buffer, RingPair, RingReader, RingWriter
+
+ANSWER_S = 8.0
+"""That a rank gets to take in what it is asked, and to answer; while this process is stopped none of it passes."""
 
 
 class PlaneWire(Protocol):
@@ -88,13 +92,17 @@ class AskedDevice:
 
     Args:
         wire: to the rank.
+        name: of the rank and its machine.
         fence: tells which steps are to be over.
         is_over: whether the rank is gone: then nothing is done, and the engine ends by itself.
     """
 
-    def __init__(self, wire: PlaneWire, fence: StepFence, is_over: Callable[[], bool]) -> None:
+    def __init__(self, wire: PlaneWire, name: str, fence: StepFence, is_over: Callable[[], bool]) -> None:
         self._wire = wire
+        self._name = name
         self._is_over = is_over
+        self._left_s = ANSWER_S
+        """Patience with what is asked just now; none is left with a rank that has not answered."""
         self._planes: dict[str, AskedPlane] = {}
         self.fence = fence
 
@@ -110,24 +118,36 @@ class AskedDevice:
         plane = self._planes[opening.name] = AskedPlane(opening.name, self)
         return plane
 
+    @property
+    def silence(self) -> str:
+        """What to say of a rank that has not answered; empty: it always did."""
+        if self._left_s > 0:
+            return ""
+        return f"{self._name} did not answer for {ANSWER_S:g} s about K/V that it passes: start the engine again"
+
     def ask(self, plane: str, command: Question | Order, held: Sequence[Buffer] = ()) -> None:
         """Have the rank do something."""
+        if self._is_gone:
+            return
+        self._left_s = ANSWER_S
         try:
-            self._wire.send([encode(Asked(plane, command)), *held], self._raise_over)
+            self._wire.send([encode(Asked(plane, command)), *held], self._make_way)
         except OSError:
-            assert self._is_over()
+            assert self._is_gone
 
     def wait(self, plane: str, command: Question) -> Answer:
         """Have the rank do something, and wait until it has."""
         self.ask(plane, command)
-        while not self._is_over():
+        while not self._is_gone:
+            began = time.monotonic()
             if (answer := self.take_in(LOOK_S)) is not None:
                 return answer
-        return Answer(refused="the engine's ranks are gone")
+            self._left_s -= min(LOOK_S, time.monotonic() - began)
+        return Answer(refused=self.silence or "the engine's ranks are gone")
 
     def take_in(self, timeout_s: float = 0.0) -> Answer | None:
         """Give planes what the rank tells of them, up to an answer."""
-        while not self._is_over() and (parts := self._wire.receive(timeout_s)) is not None:
+        while not self._is_gone and (parts := self._wire.receive(timeout_s)) is not None:
             match decode_told(parts[0]):
                 case Answer() as answer:
                     return answer
@@ -139,9 +159,17 @@ class AskedDevice:
                     self._planes[name].has_failed = True
         return None
 
-    def _raise_over(self) -> None:
-        if self._is_over():
-            raise OSError("the engine's ranks are gone")
+    @property
+    def _is_gone(self) -> bool:
+        return self._left_s <= 0 or self._is_over()
+
+    def _make_way(self) -> None:
+        """The rank makes no room. It may wait for some itself, to tell what it has to."""
+        self._left_s -= ROOM_LOOK_S
+        if self._is_gone:
+            raise OSError("the rank takes nothing in")
+        answer = self.take_in()
+        assert answer is None, "what is asked now it has not read"
 
 
 class AskedPlane:
@@ -203,6 +231,8 @@ class AskedPlane:
     def events(self) -> Sequence[PlaneEvent]:
         """See RankPlane."""
         self._device.take_in()
+        if silence := self._device.silence:
+            raise TransfersDead(silence)
         if self.has_failed:
             raise TransfersDead("the thread that passes a rank's K/V has ended")
         return [self.told.popleft() for _ in range(len(self.told))]

@@ -19,6 +19,7 @@ from pagefleet_kv.port import KVPages, KVShard
 
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.executor.ring import RingHandles, RingPair, RingReader, RingWriter
+from pagefleet_engine.ranks.shared_handles import closed_on_failure
 from pagefleet_engine.worker.pool_memory import map_pool
 
 STAGING_BYTES = 16 * 2**20
@@ -142,12 +143,22 @@ def staging_blocks(bytes_per_block: int) -> int:
 
 
 def duplicated(handles: RingPair) -> RingPair:
-    """Return descriptors of the same rings that are the caller's to close."""
+    """Return descriptors of the same rings that are the caller's to close.
 
-    def ring(one: RingHandles) -> RingHandles:
-        return RingHandles(os.dup(one.memory), one.num_bytes, [*map(os.dup, one.frames)], [*map(os.dup, one.room)])
+    Raises:
+        OSError: the system gives no more of them.
+    """
 
-    return RingPair(ring(handles.there), ring(handles.back))
+    with closed_on_failure() as made:
+
+        def own(fd: int) -> int:
+            made.append(os.dup(fd))
+            return made[-1]
+
+        def ring(one: RingHandles) -> RingHandles:
+            return RingHandles(own(one.memory), one.num_bytes, [*map(own, one.frames)], [*map(own, one.room)])
+
+        return RingPair(ring(handles.there), ring(handles.back))
 
 
 def close_all(fds: Sequence[int]) -> None:

@@ -95,6 +95,6 @@ class InProcessExecutor:
     def check(self) -> None:
         """See Executor."""
 
-    def shutdown(self) -> None:
-        """Drop weights and KV pool; may be called twice."""
+    def shutdown(self, because: str = "") -> None:
+        """Drop weights and KV pool, whatever it is `because` of; may be called twice."""
         self._worker = None

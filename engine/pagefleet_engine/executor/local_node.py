@@ -7,6 +7,7 @@ import logging
 import os
 import select
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -63,6 +64,8 @@ class LocalNode:
         self._address = address
         self._copy_shares = shares
         self._ranks: list[LocalRank] = []
+        self._end_lock = threading.Lock()
+        self._has_ended = False
         copy = shares[0].copy if shares else config.parallel.data_parallel_rank or 0
         self._first_device = config.parallel.index_on_node(copy) * len(ranks)
         """Of those that this process sees, where several copies of the model are on one of several machines."""
@@ -151,10 +154,11 @@ class LocalNode:
 
     def ended(self) -> tuple[int, str] | None:
         """See RankNode."""
-        ready = {fd for fd, _ in self._bells.poll(0)}
-        for number, rank in zip(self.ranks, self._ranks, strict=True):
-            if rank.sentinel in ready:
-                return number, rank.exit_status()
+        with self._end_lock:
+            ready = set() if self._has_ended else {fd for fd, _ in self._bells.poll(0)}
+            for number, rank in zip(self.ranks, self._ranks, strict=True):
+                if rank.sentinel in ready:
+                    return number, rank.exit_status()
         return None
 
     def signs(self) -> Sequence[Signs]:
@@ -173,22 +177,29 @@ class LocalNode:
         self, shards: Sequence[KVShard], loaded: Mapping[int, Loaded], is_over: Callable[[], bool]
     ) -> list[tuple[KVShard, RankPool]]:
         """See RankNode."""
-        found: list[tuple[KVShard, RankPool]] = []
-        for place, rank in enumerate(self.ranks):
-            told, shard, memory = loaded[rank], shards[rank], self._memory.pool(place)
-            if (rings := self._memory.copies(place)) is None:
-                found.append((shard, MappedPool(told.num_blocks, told.bytes_per_block, shard, memory)))
-            else:
-                found.append((shard, AskedPool(told.bytes_per_block, shard, memory, rings, is_over)))
-        return found
+        try:
+            return [(shards[rank], self._pool(shards[rank], loaded[rank], rank, is_over)) for rank in self.ranks]
+        except OSError as error:
+            raise ConfigError(_too_few("K/V of ranks cannot be reached", error)) from error
+
+    def _pool(self, shard: KVShard, told: Loaded, rank: int, is_over: Callable[[], bool]) -> RankPool:
+        place = rank - self.ranks.start
+        memory = self._memory.pool(place)
+        if (rings := self._memory.copies(place)) is None:
+            return MappedPool(told.num_blocks, told.bytes_per_block, shard, memory)
+        return AskedPool(told.bytes_per_block, shard, memory, rings, is_over)
 
     def devices(self, fence: StepFence, is_over: Callable[[], bool]) -> Sequence[PlaneDevice]:
         """See RankNode."""
-        return [AskedDevice(wire, fence, is_over) for wire in self.plane_wires().values()]
+        wires = self.plane_wires().items()
+        return [AskedDevice(wire, f"rank {rank} on {self.host}", fence, is_over) for rank, wire in wires]
 
     def plane_wires(self) -> Mapping[int, PlaneWire]:
         """Return a wire to the planes of each rank, by its number; none: they can have no planes."""
-        return {rank: PlaneRings(rings) for rank, rings in zip(self.ranks, self._memory.plane_rings, strict=False)}
+        try:
+            return {rank: PlaneRings(rings) for rank, rings in zip(self.ranks, self._memory.plane_rings, strict=False)}
+        except OSError as error:
+            raise ConfigError(_too_few("planes of ranks cannot be reached", error)) from error
 
     def wait_for_steps(self, num_steps: int, is_over: Callable[[], bool]) -> None:
         """See RankNode."""
@@ -207,10 +218,12 @@ class LocalNode:
     def end(self, within_s: float) -> None:
         """See RankNode."""
         deadline = time.monotonic() + within_s
-        for rank in self._ranks:
-            rank.end(max(0.0, deadline - time.monotonic()))
+        with self._end_lock:
+            self._has_ended = True
+            for rank in self._ranks:
+                rank.end(max(0.0, deadline - time.monotonic()))
+            self._bells.close()
         self._commands.close()
-        self._bells.close()
         self._memory.close()
 
     def _answer(self, asking: socket.socket) -> None:

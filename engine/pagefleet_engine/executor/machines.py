@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -9,8 +10,10 @@ from typing import Protocol
 import torch
 
 from pagefleet_engine.config import EngineConfig
+from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.executor.local_node import LocalNode
 from pagefleet_engine.executor.node import RankNode
+from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.ranks.rendezvous import Rendezvous, RendezvousTable
 from pagefleet_engine.ranks.together import CopyShares
 
@@ -69,3 +72,13 @@ class ThisMachine:
 
     def close(self) -> None:
         """See Machines."""
+
+
+def check_ranks(config: EngineConfig, device: torch.device, arch: ModelArch) -> None:
+    """Raises ConfigError where the ranks cannot be, before any is started."""
+    if not hasattr(os, "eventfd"):
+        raise ConfigError(f"{config.parallel.describe()}, and ranks need Linux: leave it out")
+    arch.stage_layers(config.parallel)
+    size, whole_experts = config.parallel.tensor_parallel_size, config.parallel.enable_expert_parallel
+    for rank in range(size):
+        arch.of_rank(rank, size, whole_experts=whole_experts)

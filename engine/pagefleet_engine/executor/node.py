@@ -20,7 +20,7 @@ _LOOK_S = 0.1
 
 
 class RankNode(Protocol):
-    """The ranks of one machine. Used by one thread, but for `send`, which is used by one at a time."""
+    """The ranks of one machine. Used by one thread, but for `ended`, and for `send`, which is used by one at a time."""
 
     @property
     def host(self) -> str:
@@ -46,7 +46,8 @@ class RankNode(Protocol):
         ...
 
     def ended(self) -> tuple[int, str] | None:
-        """Return a rank that has ended, by itself or with its machine, and how in words; None while none has."""
+        """Return a rank that has ended, by itself or with its machine, and how in words; None while none has, or once
+        `end` was called. Of any thread."""
         ...
 
     def signs(self) -> Sequence[Signs]:
@@ -66,6 +67,9 @@ class RankNode(Protocol):
             shards: what each rank of the engine holds.
             loaded: what each told of its pool, which it has made.
             is_over: whether the ranks are gone.
+
+        Raises:
+            ConfigError: the system gives no memory, or no more descriptors.
         """
         ...
 
@@ -110,6 +114,8 @@ class Commands:
         self._nodes = nodes
         self._lock = threading.RLock()  # who waits for room may find the ranks gone, and end them
         self._is_closed = False
+        self._num_steps = 0
+        """That they were told to launch."""
 
     def send(self, parts: Sequence[Buffer], or_raise: Callable[[], None]) -> None:
         """Tell them something; `or_raise` is called while there is no room for it, and may give up.
@@ -117,33 +123,51 @@ class Commands:
         Raises:
             OSError: `close` was called, by another thread.
         """
+        with self._held(or_raise):
+            self._send(parts, or_raise)
+
+    def launch(self, parts: Sequence[Buffer], or_raise: Callable[[], None]) -> None:
+        """As `send`, of a step."""
+        with self._held(or_raise):
+            self._send(parts, or_raise)
+            self._num_steps += 1
+
+    @contextlib.contextmanager
+    def _held(self, or_raise: Callable[[], None]) -> Iterator[None]:
+        """Within it no other thread tells them anything."""
         while not self._lock.acquire(timeout=_LOOK_S):
             or_raise()
         try:
             if self._is_closed:
                 raise OSError("the engine's ranks are gone")
-            for node in reversed(self._nodes):  # other machines are further away
-                node.send(parts, or_raise)
+            yield
         finally:
             self._lock.release()
+
+    def _send(self, parts: Sequence[Buffer], or_raise: Callable[[], None]) -> None:
+        for node in reversed(self._nodes):  # other machines are further away
+            node.send(parts, or_raise)
 
     def close(self) -> None:
         """Send nothing any more. Who waits for room gives up first."""
         with self._lock:
             self._is_closed = True
 
-    def carry(self, is_over: Callable[[], bool], plane: str, turns: Mapping[int, int]) -> None:
+    def carry(self, is_over: Callable[[], bool], command: Carry, may: Callable[[int], bool]) -> bool:
         """Have ranks launch transfers of K/V, by the thread that passes it; nothing happens where they are gone.
 
         Args:
             is_over: whether they are.
-            plane: see Carry.
-            turns: see Carry.
+            command: which transfers.
+            may: whether they may be launched behind so many steps. Returned; if not, nothing was told.
         """
 
         def raise_gone() -> None:
             if is_over():
                 raise OSError("the engine's ranks are gone")
 
-        with contextlib.suppress(OSError):
-            self.send(encode(Carry(plane, turns)), raise_gone)
+        with contextlib.suppress(OSError), self._held(raise_gone):
+            if not may(self._num_steps):
+                return False
+            self._send(encode(command), raise_gone)
+        return True

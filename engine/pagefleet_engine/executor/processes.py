@@ -11,12 +11,10 @@ that another rank is gone, nor plan and fill masks while it does.
 from __future__ import annotations
 
 import logging
-import os
 import select
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,7 +27,7 @@ from pagefleet_engine.errors import ConfigError, EngineDead, ModelLoadError, Ste
 from pagefleet_engine.executor.executor import CacheFacts, PendingStep
 from pagefleet_engine.executor.hang_watch import LOOK_S, HangWatch
 from pagefleet_engine.executor.local_rank import RANK_COMMAND
-from pagefleet_engine.executor.machines import Machines, ThisMachine
+from pagefleet_engine.executor.machines import Machines, ThisMachine, check_ranks
 from pagefleet_engine.executor.messages import (
     Computed,
     Launch,
@@ -51,9 +49,11 @@ from pagefleet_engine.executor.rank_loop import describe
 from pagefleet_engine.executor.rank_memory import may_open_planes
 from pagefleet_engine.executor.rank_pages import RankPages, StepFence, kv_shards
 from pagefleet_engine.executor.rank_traces import RankTraces
+from pagefleet_engine.executor.rank_turns import RankTurns
 from pagefleet_engine.executor.ring import Buffer
 from pagefleet_engine.executor.vital_signs import least_progress
 from pagefleet_engine.models.arch import ModelArch
+from pagefleet_engine.ranks.together import TurnBoard
 from pagefleet_engine.startup import StartupTimes
 from pagefleet_engine.worker.device import resolve_device
 
@@ -104,7 +104,7 @@ class ProcessExecutor:
         machines: MakeMachines = ThisMachine,
     ) -> None:
         device = resolve_device(config.model.device)
-        _check(config, device, arch)
+        check_ranks(config, device, arch)
         self._size = config.parallel.world_size
         self.num_stages = config.parallel.pipeline_parallel_size
         """See Executor."""
@@ -125,6 +125,7 @@ class ProcessExecutor:
         """See Executor; of the last stage."""
         self._over = ""
         """Why no rank is there any more. Descriptors that were closed may be somebody else's by now."""
+        self._board: TurnBoard | None = None
         self._machines = machines(config, device)
         self._commands = Commands(self._nodes)
         try:
@@ -133,6 +134,11 @@ class ProcessExecutor:
                 self._poll.register(node.bell, select.POLLIN)
             self._wait_until_loaded(times or StartupTimes())
             first = self._agreed(digest(config))
+            groups = group_layers(arch.for_length(first.context_length).kept_windows, chunked=arch.chunked)
+            self._fence = StepFence(self._wait_for_steps, first.max_in_flight)
+            self._pages: RankPages | None = None
+            if config.kv_transfer.connectors:
+                self._pages = self._make_pages(config, device, kv_shards(arch, config.parallel, groups))
         except BaseException as error:
             self._end(0.0, str(error) or type(error).__name__)
             raise
@@ -140,10 +146,6 @@ class ProcessExecutor:
         self.context_length, self.max_model_len = first.context_length, first.max_model_len
         self.max_in_flight = first.max_in_flight
         """See Executor."""
-        groups = group_layers(arch.for_length(first.context_length).kept_windows, chunked=arch.chunked)
-        self._fence = StepFence(self._wait_for_steps, first.max_in_flight)
-        connects = bool(config.kv_transfer.connectors)
-        self._pages = self._make_pages(config, device, kv_shards(arch, config.parallel, groups)) if connects else None
         self.cache = CacheFacts(first.num_blocks, first.block_size, first.bytes_per_block, groups)
         """See Executor."""
 
@@ -151,7 +153,14 @@ class ProcessExecutor:
         pools = [pool for node in self._nodes for pool in node.pools(shards, self._loaded, self._is_over)]
         asked = self._nodes if may_open_planes(config, on_cpu=device.type == "cpu") else ()
         devices = [one for node in asked for one in node.devices(self._fence, self._is_over)]
-        return RankPages(pools, self._fence, devices, partial(self._commands.carry, self._is_over))
+        return RankPages(pools, self._fence, devices, self._turns)
+
+    def _turns(self, plane: str) -> RankTurns:
+        return RankTurns(self._commands, self._is_over, self._board, plane)
+
+    def step_together(self, board: TurnBoard) -> None:
+        """From now on ranks step with those of other copies of the model."""
+        self._board = board
 
     @property
     def pages(self) -> KVPages:
@@ -171,7 +180,7 @@ class ProcessExecutor:
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """See Executor."""
-        self._send(encode(Launch(plan)))
+        self._send(encode(Launch(plan)), self._commands.launch)
         self._fence.num_launched += 1  # not before: one that was not sent is finished by nobody
         self._watch.num_given += 1
         return _RankStep(self, plan.step_id)
@@ -235,9 +244,9 @@ class ProcessExecutor:
         """See Executor."""
         return RankTraces(self._ask_for_traces)
 
-    def shutdown(self) -> None:
-        """End the ranks; may be called twice."""
-        self._end(END_S)
+    def shutdown(self, because: str = "") -> None:
+        """End the ranks; may be called twice. `because`: of a fault, after which none is waited for."""
+        self._end(0.0 if because else END_S, because or "the ranks were ended")
 
     # --- the ranks' life
 
@@ -275,7 +284,7 @@ class ProcessExecutor:
                 )
         return first
 
-    def _end(self, within_s: float, why: str = "the ranks were ended") -> None:
+    def _end(self, within_s: float, why: str) -> None:
         if self._over:
             return
         self._over = why
@@ -290,18 +299,19 @@ class ProcessExecutor:
     # --- what they tell
 
     def _is_over(self) -> bool:
-        return bool(self._over)
+        """Whether a rank is gone; of any thread. That which else sees it may be the one that waits, or wait for it."""
+        return bool(self._over) or any(node.ended() is not None for node in self._nodes)
 
     def _raise_over(self) -> None:
         if self._over:
             raise EngineDead(self._over)
 
-    def _send(self, parts: Sequence[Buffer]) -> None:
+    def _send(self, parts: Sequence[Buffer], by: Callable[..., None] | None = None) -> None:
         self._raise_over()
         now = time.monotonic()
         if self._watch.is_due(now):
             self._look(now)
-        self._commands.send(parts, self.check)
+        (by or self._commands.send)(parts, self.check)
 
     def _take_in(self, timeout_s: float) -> None:
         """Wait for the ranks, and take in what they told.
@@ -435,13 +445,3 @@ class _RankStep:
     def result(self) -> StepResult:
         """See PendingStep."""
         return self.executor.take(self.step_id)
-
-
-def _check(config: EngineConfig, device: torch.device, arch: ModelArch) -> None:
-    """Raises ConfigError where the ranks cannot be, before any is started."""
-    if not hasattr(os, "eventfd"):
-        raise ConfigError(f"{config.parallel.describe()}, and ranks need Linux: leave it out")
-    arch.stage_layers(config.parallel)
-    size, whole_experts = config.parallel.tensor_parallel_size, config.parallel.enable_expert_parallel
-    for rank in range(size):
-        arch.of_rank(rank, size, whole_experts=whole_experts)

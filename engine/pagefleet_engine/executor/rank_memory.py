@@ -13,6 +13,11 @@ from pagefleet_engine.executor.vital_signs import make_signs
 from pagefleet_engine.ranks.parallelism import Parallelism
 from pagefleet_engine.ranks.shared_handles import SharedHandles, closed_on_failure, make_shared_group
 
+# Messages may be larger than their ring: masks of many rows, log-probabilities of long prompts. A rank reads no command
+# while it writes a reply, so both of its rings may be full; who writes commands must read replies while it waits for
+# room (`ProcessExecutor._send`, `Follower._make_way`), and so must who asks a rank's planes (`AskedDevice.ask`). Turns
+# (`Commands.carry`) are written by a thread that reads no replies: the core's reads them, as it waits for the same lock
+# or for a step. One copy of blocks is under way at a time, so its two rings are never both in use.
 COMMAND_BYTES = 1 << 22
 """Of the ring to all ranks. A part of more than a fourth goes in pieces."""
 REPLY_BYTES = 1 << 20

@@ -13,13 +13,14 @@ Ranks of another machine are asked over the network, by `nodes.far_pools`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from pagefleet_kv.p2p.planes.device.opening import PlaneDevice
+from pagefleet_kv.p2p.planes.device.turns import TurnGiver
 from pagefleet_kv.port import KVShard, PagesCopy
 from pagefleet_protocol.kv_control import PlaneName
 
@@ -175,7 +176,7 @@ class RankPages:
         pools: each with what its rank holds.
         fence: keeps copies apart from steps.
         devices: of all ranks, where planes may be opened there; else none.
-        launch: see RankedPool.
+        turns: see RankedPool.
     """
 
     host = None
@@ -188,12 +189,11 @@ class RankPages:
         pools: Sequence[tuple[KVShard, RankPool]],
         fence: StepFence,
         devices: Sequence[PlaneDevice] = (),
-        launch: Callable[[PlaneName, Mapping[int, int]], None] = lambda plane, turns: None,
+        turns: Callable[[PlaneName], TurnGiver] | None = None,
     ) -> None:
         self._fence = fence
+        self._turns = turns
         self.devices = devices
-        """See RankedPool."""
-        self.launch = launch
         """See RankedPool."""
         self._targets = pools
         first_of = {(shard.layers.start, shard.heads.start): (shard, pool) for shard, pool in reversed(pools)}
@@ -206,6 +206,11 @@ class RankPages:
         self._shape = (num_layers, shard.vectors, num_heads * self._head_bytes)
         self.bytes_per_block = prod(self._shape)
         """See KVPages: over all layers and heads of the model."""
+
+    def turns(self, plane: PlaneName) -> TurnGiver:
+        """See RankedPool."""
+        assert self._turns is not None, "turns without devices"
+        return self._turns(plane)
 
     def read(self, blocks: Sequence[int], into: memoryview) -> PagesCopy:
         """See KVPages."""

@@ -27,7 +27,7 @@ Buffer = bytes | bytearray | memoryview
 
 _HEADER = struct.Struct("<II")
 _PART_GOES_ON, _MORE_PARTS, _SKIP = 1, 2, 4
-_LOOK_S = 0.1
+ROOM_LOOK_S = 0.1
 """Between two calls of `or_raise` while a reader makes no room."""
 
 
@@ -152,7 +152,7 @@ class RingWriter:
         capacity = len(self._ring.view)
         for reader, room in enumerate(self._room):
             while self._used[reader] + num_bytes > capacity:
-                if given := room.wait(_LOOK_S):
+                if given := room.wait(ROOM_LOOK_S):
                     self._used[reader] -= given
                 else:
                     or_raise()

@@ -121,6 +121,7 @@ class Follower:
         """Requests of ranks to the `Rendezvous` that are not answered yet."""
         self._num_asked = 0
         self._num_strange = 0
+        self._beat_at = time.monotonic()
         self._loaded: dict[int, Loaded] = {}
         self._pools: PoolServer | None = None
         self._planes: PlaneRelay | None = None
@@ -197,9 +198,9 @@ class Follower:
         poller = zmq.Poller()
         for inbound in (self._dealer, self._monitor, self._wake.fileno()):
             poller.register(inbound, zmq.POLLIN)
-        local, beat_at = None, time.monotonic()
+        local = None
         while True:
-            poller.poll(max(0, int((beat_at - time.monotonic()) * 1000)))
+            poller.poll(max(0, int((self._beat_at - time.monotonic()) * 1000)))
             self._wake.take()
             while self._posted:
                 self._posted.popleft()()
@@ -211,9 +212,7 @@ class Follower:
                     local = self._local
                     poller.register(local.bell, zmq.POLLIN)
                 self._relay(local)
-            if time.monotonic() >= beat_at:
-                beat_at = time.monotonic() + BEAT_S
-                self._beat()
+            self._beat_if_due()
 
     def _take(self, frames: Sequence[bytes]) -> None:
         message: ToFollower = decode_to_follower(frames[0])
@@ -229,7 +228,7 @@ class Follower:
                 self._start(message)
             case Command():
                 if self._local is not None:
-                    self._local.send(frames[1:], self._check_ranks)
+                    self._local.send(frames[1:], self._make_way)
             case AskPlanes(rank):
                 if self._planes is not None:
                     self._planes.ask(rank, frames[1:])
@@ -284,10 +283,10 @@ class Follower:
             local = LocalNode(ranks, config, device, self, self._address, shares)
             self._local = local
             local.start(str(self._folder), self._command, start.num_threads)
+            if wires := local.plane_wires():
+                self._planes = PlaneRelay(wires, self._planes_told, partial(self._post, self._planes_failed))
         except ConfigError as error:
             self._fail(error)
-        if wires := local.plane_wires():
-            self._planes = PlaneRelay(wires, self._planes_told, partial(self._post, self._planes_failed))
 
     def _relay(self, local: LocalNode) -> None:
         for rank, reply in local.receive():
@@ -308,9 +307,9 @@ class Follower:
         return bool(self._config.kv_transfer.connectors)
 
     def _serve_pools(self, local: LocalNode) -> None:
-        pools = local.pools([RAW] * local.ranks.stop, self._loaded, self._ends.is_set)
-        by_rank = {rank: pool for rank, (_, pool) in zip(local.ranks, pools, strict=True)}
         try:
+            pools = local.pools([RAW] * local.ranks.stop, self._loaded, self._ends.is_set)
+            by_rank = {rank: pool for rank, (_, pool) in zip(local.ranks, pools, strict=True)}
             self._pools = PoolServer(by_rank, local.num_finished, self._address, self._leader.key)
         except ConfigError as error:
             self._fail(error)
@@ -329,6 +328,18 @@ class Follower:
             rank, status = ended
             self._say(Ended(rank, status))
             raise EngineDead(f"rank {rank} on {self._local.host} {status}: the engine must be started again")
+
+    def _make_way(self) -> None:
+        """Ranks make no room for a command: one may wait to tell more than its own ring holds, or compute, and the
+        leader must hear that it lives."""
+        assert self._local is not None
+        self._relay(self._local)
+        self._beat_if_due()
+
+    def _beat_if_due(self) -> None:
+        if time.monotonic() >= self._beat_at:
+            self._beat_at = time.monotonic() + BEAT_S
+            self._beat()
 
     def _beat(self) -> None:
         if (local := self._local) is None:

@@ -106,12 +106,7 @@ class RemoteNode:
         """See RankNode."""
         wires = {rank: LinkWire(partial(self._post, self.node, AskPlanes(rank))) for rank in self.ranks}
         self._wires = wires  # whole, as the link's thread looks for them
-
-        def is_gone() -> bool:
-            """Who waits for an answer may be the thread that would see the end of this machine."""
-            return is_over() or self.ended() is not None
-
-        return [AskedDevice(wire, fence, is_gone) for wire in wires.values()]
+        return [AskedDevice(wire, f"rank {rank} on {self.host}", fence, is_over) for rank, wire in wires.items()]
 
     def wait_for_steps(self, num_steps: int, is_over: Callable[[], bool]) -> None:
         """See RankNode."""

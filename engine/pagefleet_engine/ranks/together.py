@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
+import weakref
 from collections.abc import Sequence
 
 import msgspec
@@ -54,17 +56,19 @@ class TogetherHandles(msgspec.Struct, frozen=True, array_like=True):
     agreement: SharedHandles
     """Of the group of the cores, which agrees on steps: which are computed in halves, and on the last of a wave."""
     board: int
-    """Of the memory in which each core says which wave it calls for."""
+    """Of the memory in which each core says which wave it calls for, and behind these at which place it receives."""
     bells: Sequence[int]
     """Of each core: rung where a wave begins."""
     meeting: int
     """See CopyShares; where ranks are reached over the network, what a `JointTable` is in."""
+    turn_bells: Sequence[int]
+    """Of each core: rung where others receive no more, for who waits for that (`TurnBoard`)."""
 
     @property
     def fds(self) -> tuple[int, ...]:
         """All of them."""
         groups = (*self.data, *self.experts, *self.second, self.agreement)
-        return (*(fd for group in groups for fd in group.fds), self.board, *self.bells, self.meeting)
+        return (*(fd for group in groups for fd in group.fds), self.board, *self.bells, self.meeting, *self.turn_bells)
 
     def of_rank(self, copy: int, rank: int) -> CopyShares:
         """What a rank of a copy needs of it."""
@@ -102,9 +106,18 @@ def make_together(parallel: Parallelism) -> TogetherHandles:
         second = groups(here if parallel.enable_dbo else 0, copies)
         (agreement,) = groups(1, copies)
         made.append(board := os.memfd_create("pagefleet-waves"))
-        os.ftruncate(board, PAGE * (1 + 8 * copies // PAGE))
+        os.ftruncate(board, _board_bytes(copies))
         made.append(meeting := os.memfd_create("pagefleet-meeting"))
-        return TogetherHandles(data, experts, second, agreement, board, make_bells(copies), meeting)
+        bells = make_bells(2 * copies)
+        return TogetherHandles(data, experts, second, agreement, board, bells[:copies], meeting, bells[copies:])
+
+
+def _board_bytes(copies: int) -> int:
+    return PAGE * (1 + 16 * copies // PAGE)
+
+
+def _board_words(handles: TogetherHandles) -> memoryview:
+    return memoryview(mmap.mmap(handles.board, _board_bytes(len(handles.bells)))).cast("Q")
 
 
 class WaveBoard:
@@ -118,7 +131,7 @@ class WaveBoard:
     def __init__(self, handles: TogetherHandles, index: int) -> None:
         size = len(handles.bells)
         self._index = index
-        self._called = memoryview(mmap.mmap(handles.board, PAGE * (1 + 8 * size // PAGE))).cast("Q")[:size]
+        self._called = _board_words(handles)[:size]
         self._own = Doorbell(handles.bells[index])
         self._others = [Doorbell(fd) for rank, fd in enumerate(handles.bells) if rank != index]
 
@@ -137,3 +150,50 @@ class WaveBoard:
         """Return the latest wave that any copy has called for; 0: none yet."""
         self._own.take()
         return max(self._called)
+
+
+class TurnBoard:
+    """Where cores of copies say at which place among the steps they receive K/V on their ranks' devices, as they do so
+    only at one at a time. Used by one thread.
+
+    Args:
+        handles: of all copies.
+        index: of this one.
+    """
+
+    def __init__(self, handles: TogetherHandles, index: int) -> None:
+        size = len(handles.bells)
+        self._index = index
+        self._places = _board_words(handles)[size : 2 * size]
+        """Of each copy: one more than the steps before what it receives; 0: nothing."""
+        self._own = Doorbell(handles.turn_bells[index])
+        self._others = [Doorbell(fd) for rank, fd in enumerate(handles.turn_bells) if rank != index]
+        # Opened anew: copies inherit what is open, and a lock on that would be all of theirs.
+        self._lock = os.open(f"/proc/self/fd/{handles.board}", os.O_RDWR | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._lock)
+
+    @property
+    def bell(self) -> int:
+        """A descriptor that is readable when others may have received what `begin` was refused for."""
+        return self._own.fileno()
+
+    def silence(self) -> None:
+        """Take the bell's ring."""
+        self._own.take()
+
+    def begin(self, num_steps: int) -> bool:
+        """Receive behind so many steps; False: another copy receives behind more, or fewer."""
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        try:
+            if not {*self._places} <= {0, num_steps + 1}:
+                return False
+            self._places[self._index] = num_steps + 1
+            return True
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def rest(self) -> None:
+        """Nothing is received here any more."""
+        self._places[self._index] = 0
+        for bell in self._others:
+            bell.ring()

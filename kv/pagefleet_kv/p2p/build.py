@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping
-from functools import partial
 
 from pagefleet_protocol.fleet_key import FleetKey
 from pagefleet_protocol.kv_control import PlaneName
@@ -204,16 +203,16 @@ def _open(opening: PlaneOpening, pool: RankedPool, side: EngineSide, *, by_name:
         for plane in opened:
             plane.close()
         raise
-    launch = partial(pool.launch, opening.name)
-    return RankedPlane(opening.name, opened, launch, side.shards, side.pages.bytes_per_block, HANDSHAKE_S)
+    turns = pool.turns(opening.name)
+    return RankedPlane(opening.name, opened, turns, side.shards, side.pages.bytes_per_block, HANDSHAKE_S)
 
 
 def _check_nccl(num_ranks: int, side: EngineSide, *, by_name: bool) -> None:
     """Raises NoPlane where NCCL's kernels and what ranks send each other could wait for each other for ever, or where
     nobody asked for what never ran on GPUs."""
-    if side.steps_with_copies:
+    if side.steps_with_copies and isinstance(side.pages, DevicePool):  # no turns are given among steps of this process
         raise NoPlane("nothing orders its kernels and what copies of the model send each other")
-    if num_ranks > 1 and not by_name:
+    if (num_ranks > 1 or side.steps_with_copies) and not by_name:
         raise NoPlane("engines of several ranks take it only by name")
 
 

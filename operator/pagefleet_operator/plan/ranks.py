@@ -78,8 +78,6 @@ def _kv_stays(ranks: Ranks, service: InferenceService) -> str:
     both = service.spec.disaggregation
     if both is None or both.data_plane in ("auto", "tcp"):
         return ""
-    if both.data_plane == "nccl" and ranks.together:
-        return f"with {ranks.total} ranks {KV_OF_RANKS}"
     if ranks.each == 1 or (both.data_plane == "nccl" and ranks.gpus):
         return ""
     return f"with {ranks.each} ranks {KV_OF_RANKS}"

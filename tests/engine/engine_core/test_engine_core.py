@@ -177,6 +177,19 @@ def test_shutdown_reaches_the_executor(core: EngineCore) -> None:
     assert core.executor.is_shut_down
 
 
+def test_shutdown_reaches_the_executor_also_where_the_connector_cannot_be_closed(
+    core: EngineCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(connector: object) -> None:
+        raise RuntimeError("a thread is gone")
+
+    monkeypatch.setattr(type(core._scheduler.connector), "close", refuse)
+    with pytest.raises(RuntimeError, match="a thread is gone"):
+        core.shutdown()
+    assert isinstance(core.executor, CountingExecutor)
+    assert core.executor.is_shut_down
+
+
 def test_a_device_that_is_gone_ends_the_core_at_once() -> None:
     def gone(plan: StepPlan) -> None:
         raise EngineDead("rank 1 is gone")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ from pagefleet_kv.p2p.planes.device.lanes import WHOLE
 from pagefleet_kv.p2p.planes.device.link import Carriers
 from pagefleet_kv.p2p.planes.device.opening import NoPlane, PlaneOpening
 from pagefleet_kv.p2p.planes.device.ranked import RankedPlane
-from pagefleet_kv.p2p.planes.local_device import LocalDevice
+from pagefleet_kv.p2p.planes.local_device import AtOnce, LocalDevice
 from pagefleet_kv.port import KVShard
 
 from tests.fakes.byte_pages import PATIENCE_S
@@ -71,9 +71,9 @@ class End:
             rings = make_ring_pair(1 << 14)
             make = make or (lambda copies, most: IpcCarriers(memory, copies))
             PlaneServer(LocalDevice(self.pools[-1], {"cuda_ipc": make}), rings, lambda: self.num_finished)
-            planes.append(AskedDevice(PlaneRings(rings), self.fence, lambda: self.is_over).open(OPENING))
+            planes.append(AskedDevice(PlaneRings(rings), "a rank", self.fence, lambda: self.is_over).open(OPENING))
         self.shards = shards
-        self.plane = RankedPlane("cuda_ipc", planes, _launch, shards, WHOLE_BYTES, PATIENCE_S)
+        self.plane = RankedPlane("cuda_ipc", planes, NoTurns(), shards, WHOLE_BYTES, PATIENCE_S)
 
     @property
     def content(self) -> np.ndarray:
@@ -88,8 +88,11 @@ class End:
             pool.blocks[:] = torch.from_numpy(whole[_region(shard)].reshape(NUM_BLOCKS, -1))
 
 
-def _launch(turns: Mapping[int, int]) -> None:
-    raise AssertionError("no copy engine waits for a turn")
+class NoTurns(AtOnce):
+    """No copy engine waits for one."""
+
+    def __init__(self) -> None:
+        pass
 
 
 def _region(shard: KVShard) -> Region:
@@ -218,6 +221,13 @@ def test_ranks_with_more_than_a_thousand_descriptors_have_planes(pairs: Callable
         pair.d.plane.land("p", Landing(TRANSFER, 1, 0, [0, 1]))
         pair.send(0, 1, 2)
         pair.told(pair.d, FrameArrived)
+
+
+def test_more_is_asked_and_told_than_the_rings_hold(pairs: Callable[..., Pair]) -> None:
+    pair = pairs(BY_HEAD, ALONE)
+    for _ in range(5000):  # answers fill the one ring, then what is asked fills the other
+        pair.p.plane.withdraw(TRANSFER)
+    assert len(pair.wait_for(pair.p, Withdrawn, 5000)) == 5000  # type: ignore[arg-type]
 
 
 def test_a_part_that_is_damaged_refuses_the_frame(pairs: Callable[..., Pair]) -> None:

@@ -9,6 +9,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import cast
@@ -20,13 +21,17 @@ from pagefleet_engine.core.step import ScheduledRows, StepPlan
 from pagefleet_engine.errors import EngineDead
 from pagefleet_engine.executor.asked_planes import AskedDevice, PlaneRings
 from pagefleet_engine.executor.messages import Carry, Launch, Loaded, encode
+from pagefleet_engine.executor.node import Commands, RankNode
 from pagefleet_engine.executor.plane_server import PlaneServer
 from pagefleet_engine.executor.rank_loop import BuiltRank, Launching, RankLoop, wait_on
 from pagefleet_engine.executor.rank_pages import StepFence
+from pagefleet_engine.executor.rank_turns import RankTurns
 from pagefleet_engine.executor.ring import RingReader, RingWriter, make_ring, make_ring_pair
 from pagefleet_engine.executor.trace import ThreadTrace
 from pagefleet_engine.executor.vital_signs import OwnSigns, VitalSigns, make_signs
-from pagefleet_engine.ranks.parallelism import RankPart
+from pagefleet_engine.ranks.parallelism import Parallelism, RankPart
+from pagefleet_engine.ranks.together import TogetherHandles, TurnBoard, make_together
+from pagefleet_kv.p2p.data_plane import End as Side
 from pagefleet_kv.p2p.data_plane import Frame, FrameArrived, Landing, LinkDown, PlaneEvent, Tell
 from pagefleet_kv.p2p.planes.device.copies import DeviceCopies
 from pagefleet_kv.p2p.planes.device.link import Carriers
@@ -88,17 +93,29 @@ class Step:
         return SimpleNamespace()
 
 
+@dataclass(frozen=True)
+class Among:
+    """Which of the copies of a model, which step together, an engine is."""
+
+    model: str
+    num_ranks: int
+    """Of all copies."""
+    board: TurnBoard
+
+
 class End:
     """An engine whose ranks are threads, as in `test_asked_planes`, and compute steps."""
 
-    def __init__(self, name: str, shards: list[KVShard], world: QueuedWorld) -> None:
+    def __init__(self, name: str, shards: list[KVShard], world: QueuedWorld, among: Among | None = None) -> None:
         self.name, self.shards, self.world = name, shards, world
+        self._model, self._num_ranks = (name, len(shards)) if among is None else (among.model, among.num_ranks)
         self.seen: list[PlaneEvent] = []
-        self.num_launched = self.num_turns = 0
+        self.num_launched = 0
         size = len(shards)
         rings, signs = make_ring(size, 1 << 16), make_signs(size)
         self._fds = [*rings.fds, signs]
-        self._commands, self._lock = RingWriter(rings), threading.Lock()
+        node = cast(RankNode, RingWriter(rings))
+        self._commands = Commands([node])
         self._signs = VitalSigns(signs, size)
         self.fence = StepFence(lambda _: None, 2)
         self.pools: list[TorchPool] = []
@@ -111,7 +128,7 @@ class End:
             asked = make_ring_pair(1 << 14)
             device = LocalDevice(pool, {"nccl": partial(self._carriers, rank)})
             server = PlaneServer(device, asked, partial(getattr, own, "num_finished"))
-            planes.append(AskedDevice(PlaneRings(asked), self.fence, lambda: False).open(OPENING))
+            planes.append(AskedDevice(PlaneRings(asked), "a rank", self.fence, lambda: False).open(OPENING))
             built = BuiltRank(
                 SummingWorker(partial(self._sum, rank)),  # type: ignore[arg-type]
                 LOADED,
@@ -125,7 +142,8 @@ class End:
             self.loops.append(threading.Thread(target=self._run, args=(loop,), daemon=True))
             self.loops[-1].start()
         whole = LAYERS * 2 * HEADS * HEAD_BYTES
-        self.plane = RankedPlane("nccl", planes, self._launch, shards, whole, PATIENCE_S)
+        self.turns = CountedTurns(self._commands, lambda: False, None if among is None else among.board, "nccl")
+        self.plane = RankedPlane("nccl", planes, self.turns, shards, whole, PATIENCE_S)
 
     @property
     def num_computed(self) -> int:
@@ -134,9 +152,13 @@ class End:
     def step(self) -> None:
         """Launch one more, unless there are two."""
         if self.num_launched - self.num_computed < 2:
-            self._say(self.num_launched)
-            self.num_launched += 1
-            self.fence.num_launched = self.num_launched
+            self.launch()
+
+    def launch(self) -> None:
+        """Launch one more."""
+        self._say(self.num_launched)
+        self.num_launched += 1
+        self.fence.num_launched = self.num_launched
 
     def close(self) -> None:
         self.plane.close()
@@ -146,16 +168,10 @@ class End:
         for fd in self._fds:
             os.close(fd)
         # Servers keep their rank, and so this: what asks them would stay with all its descriptors.
-        del self.plane, self.loops, self._commands
+        del self.plane, self.loops, self._commands, self.turns
 
     def _say(self, step_id: int) -> None:
-        with self._lock:
-            self._commands.send(encode(Launch(StepPlan(step_id, (), [], ScheduledRows.of([]), 4))), wait_on)
-
-    def _launch(self, turns: Mapping[int, int]) -> None:
-        with self._lock:
-            self.num_turns += len(turns)
-            self._commands.send(encode(Carry("nccl", turns)), wait_on)
+        self._commands.launch(encode(Launch(StepPlan(step_id, (), [], ScheduledRows.of([]), 4))), wait_on)
 
     @staticmethod
     def _carry(server: PlaneServer, rank: int, command: Carry) -> Launching | None:
@@ -171,9 +187,20 @@ class End:
         return NcclCarriers(nccl, cast(DeviceCopies, StreamedCopies(copies, self.world)), *most, PATIENCE_S)
 
     def _sum(self, rank: int, step_id: int) -> Kernel:
-        kernel = self.world.queues.kernel((self.name, step_id), len(self.shards))
+        kernel = self.world.queues.kernel((self._model, step_id), self._num_ranks)
         self.world.queues.launch((self.name, rank), kernel)
         return kernel
+
+
+class CountedTurns(RankTurns):
+    """Counts them."""
+
+    num = 0
+
+    def launch(self, turns: Mapping[int, int], end: Side) -> bool:
+        has_launched = super().launch(turns, end)
+        self.num += has_launched * len(turns)
+        return has_launched
 
 
 class Pair(Scene):
@@ -213,18 +240,19 @@ class Pair(Scene):
     def told(self, end: End, kind: type[PlaneEvent], count: int = 1) -> list[PlaneEvent]:
         return self.wait_for(end, kind, count)  # type: ignore[arg-type]
 
-    def content(self) -> np.ndarray:
-        whole = np.zeros_like(BLOCKS)
-        for shard, pool in zip(self.d.shards, self.d.pools, strict=True):
-            part = whole[_region(shard)]
-            part[:] = pool.blocks.numpy().reshape(part.shape)
-        return whole
-
     def computes_on(self) -> None:
         """Steps go on in both engines."""
         ends = [end for end in (self.p, self.d) if len(end.shards) > 1]
         wanted = {end: end.num_computed + 4 for end in ends}
         self.until(lambda: all(end.num_computed >= wanted[end] for end in ends), "more steps")
+
+
+def content_of(end: End) -> np.ndarray:
+    whole = np.zeros_like(BLOCKS)
+    for shard, pool in zip(end.shards, end.pools, strict=True):
+        part = whole[_region(shard)]
+        part[:] = pool.blocks.numpy().reshape(part.shape)
+    return whole
 
 
 def _region(shard: KVShard) -> tuple[slice, slice, slice, slice]:
@@ -261,7 +289,7 @@ def test_frames_arrive_while_ranks_compute(pairs: Callable[[str, str], Pair], so
     for seq in range(NUM_FRAMES):
         pair.p.plane.send("d", Frame(TRANSFER, 1, seq, 2 * seq, [2 * seq, 2 * seq + 1]))
     pair.told(pair.d, FrameArrived, NUM_FRAMES)
-    assert (pair.content()[order] == BLOCKS[: 2 * NUM_FRAMES]).all()
+    assert (content_of(pair.d)[order] == BLOCKS[: 2 * NUM_FRAMES]).all()
     pair.computes_on()
 
 
@@ -299,7 +327,7 @@ def test_targets_that_stop_together_hold_steps_no_longer_than_one(
         target.plane.land("p", Landing(TRANSFER, 1, 0, [0, 1]))
         pair.p.plane.send(target.name, Frame(TRANSFER, 1, 0, 0, [2, 3]))
     pair.rests = True
-    pair.until(lambda: pair.p.num_turns == 2, "turns to send")
+    pair.until(lambda: pair.p.turns.num == 2, "turns to send")
     pair.rests = False  # the next step comes behind both
     pair.told(pair.p, LinkDown, 2)
     pair.computes_on()
@@ -318,3 +346,99 @@ def test_links_that_end_in_the_middle_leave_no_turn_open(pairs: Callable[[str, s
     order = pair.d.plane._order
     assert not order._receives
     assert not order._under_way
+
+
+class Copies(Scene):
+    """Two models, of which one sends and the other receives, each with copies that step together."""
+
+    def __init__(self, sources: list[str], targets: list[str]) -> None:
+        self.world = QueuedWorld()
+        self.draw = random.Random(0)
+        self._handles: list[TogetherHandles] = []
+        self.models = [self._model("p", sources), self._model("d", targets)]
+        self.sources, self.targets = self.models
+        super().__init__(*self.sources, *self.targets)  # type: ignore[arg-type]
+        for source in self.sources:
+            for shard, pool in zip(source.shards, source.pools, strict=True):
+                pool.blocks[:] = torch.from_numpy(BLOCKS[_region(shard)].reshape(NUM_BLOCKS, -1))
+            for target in self.targets:
+                self.join(source, target)  # type: ignore[arg-type]
+
+    def _model(self, name: str, kinds: list[str]) -> list[End]:
+        if len(kinds) == 1:
+            return [End(name, SIDES[kinds[0]], self.world)]
+        handles = make_together(Parallelism(data_parallel_size=len(kinds), enable_expert_parallel=True))
+        self._handles.append(handles)
+        num_ranks = sum(len(SIDES[kind]) for kind in kinds)
+        return [
+            End(f"{name}{copy}", SIDES[kind], self.world, Among(name, num_ranks, TurnBoard(handles, copy)))
+            for copy, kind in enumerate(kinds)
+        ]
+
+    def pump(self) -> None:
+        super().pump()
+        for model in self.models:
+            for end in model:
+                if (len(model) > 1 or len(end.shards) > 1) and self.draw.random() < 0.5:
+                    end.step()
+
+    def computes_on(self) -> None:
+        """Steps go on in all copies."""
+        ends = [end for model in self.models for end in model if len(model) > 1 or len(end.shards) > 1]
+        wanted = {end: end.num_computed + 4 for end in ends}
+        self.until(lambda: all(end.num_computed >= wanted[end] for end in ends), "more steps")
+
+    def end(self) -> None:
+        self.close()
+        for model in self.models:
+            num_launched = max(end.num_launched for end in model)
+            for end in model:
+                while end.num_launched < num_launched:
+                    end.launch()
+        for model in self.models:
+            for end in model:
+                end.close()
+        assert not self.world.ends, "a communicator was left to itself"
+        assert not self.world.queues.num_waiting
+        for handles in self._handles:
+            handles.close()
+
+
+@pytest.fixture
+def copies() -> Iterator[Callable[[list[str], list[str]], Copies]]:
+    made: list[Copies] = []
+
+    def make(sources: list[str], targets: list[str]) -> Copies:
+        made.append(Copies(sources, targets))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+    gc.collect()
+
+
+def send_all(scene: Copies) -> None:
+    """Frames from each source to each target, of blocks of their own."""
+    each = NUM_BLOCKS // len(scene.sources)
+    for target in scene.targets:
+        for number, source in enumerate(scene.sources):
+            blocks, transfer = range(number * each, (number + 1) * each), bytes([number]) * 16
+            target.plane.land(source.name, Landing(transfer, 1, 0, list(blocks)))
+            for seq, first in enumerate(range(0, each, 2)):
+                source.plane.send(target.name, Frame(transfer, 1, seq, first, [blocks[first], blocks[first + 1]]))
+
+
+@pytest.mark.parametrize(
+    ("sources", "targets"),
+    [(["one"], ["one", "one"]), (["one", "one"], ["one", "one"]), (["heads", "heads"], ["layers", "heads"])],
+)
+def test_copies_that_step_together_pass_frames_while_they_compute(
+    copies: Callable[[list[str], list[str]], Copies], sources: list[str], targets: list[str]
+) -> None:
+    scene = copies(sources, targets)
+    send_all(scene)
+    for target in scene.targets:
+        scene.wait_for(target, FrameArrived, NUM_BLOCKS // 2)  # type: ignore[arg-type]
+        assert (content_of(target) == BLOCKS).all()
+    scene.computes_on()

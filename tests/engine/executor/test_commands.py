@@ -34,7 +34,7 @@ def test_steps_and_turns_come_to_all_machines_in_one_order() -> None:
 
     def carry() -> None:
         for turn in range(100):
-            commands.carry(lambda: False, "nccl", {0: turn})
+            commands.carry(lambda: False, Carry("nccl", {0: turn}), lambda _: True)
 
     carries = threading.Thread(target=carry)
     carries.start()
@@ -53,5 +53,5 @@ def test_nothing_is_sent_any_more_once_closed() -> None:
     commands.close()
     with pytest.raises(OSError, match="the engine's ranks are gone"):
         commands.send(encode(Take()), lambda: None)
-    commands.carry(lambda: True, "nccl", {0: 0})  # who asks does not know yet
+    commands.carry(lambda: True, Carry("nccl", {0: 0}), lambda _: True)  # who asks does not know yet
     assert not machine.heard

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import re
@@ -39,6 +40,7 @@ from pagefleet_kv.config import KVTransferConfig
 from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.fakes.architectures import llama_arch
+from tests.fakes.rank_process import LOUD
 
 COMMAND = (sys.executable, str(Path(__file__).parents[2] / "fakes" / "rank_process.py"))
 HOST = os.uname().nodename
@@ -97,14 +99,14 @@ def test_transfers_are_launched_among_steps_by_another_thread(start: Start) -> N
     config = replace(config_of("fake", 2), kv_transfer=by_nccl)
     executor = ProcessExecutor(config, Path("/m"), llama_arch(), command=COMMAND)
     assert isinstance(executor.pages, RankPages)
-    launch = executor.pages.launch
-    carries = threading.Thread(target=lambda: [launch("nccl", {0: turn}) for turn in range(100)])
+    turns = executor.pages.turns("nccl")
+    carries = threading.Thread(target=lambda: [turns.launch({0: turn}, "source") for turn in range(100)])
     carries.start()
     for step_id in range(100):
         assert executor.launch(plan(step_id, f"r{step_id}")).result().sampled == [[6]]
     carries.join()
     executor.shutdown()
-    launch("nccl", {0: 100})  # who asks does not know yet
+    turns.launch({0: 100}, "source")  # who asks does not know yet
 
 
 def test_ranks_that_are_gone_while_a_transfer_is_to_be_launched_are_seen(start: Start) -> None:
@@ -114,7 +116,7 @@ def test_ranks_that_are_gone_while_a_transfer_is_to_be_launched_are_seen(start: 
             for pid in pids(executor):
                 os.kill(pid, signal.SIGKILL)
             failed = other.submit(executor.launch, plan(0, "a"))
-            while not executor._is_over():
+            while not executor._over:
                 time.sleep(0.01)
         with pytest.raises(EngineDead, match="was killed by signal 9"):
             failed.result()
@@ -168,6 +170,15 @@ def test_a_plan_larger_than_the_ring_comes_through(start: Start) -> None:
     executor = start()
     step = executor.launch(plan(0, "a", num_tokens=2 * COMMAND_BYTES))
     assert step.result().sampled == [[6]]
+
+
+def test_ranks_and_their_core_tell_each_other_more_than_the_rings_hold(start: Start) -> None:
+    executor = start(size=1, stages=2)
+    loud = executor.launch(plan(0, "long-1", "loud"))
+    large = executor.launch(plan(1, "a", masked=(0,)))
+    large.sample(StepMasks([0], np.full((1, COMMAND_BYTES // 2), 1, dtype=np.int32)))
+    assert loud.result().sampled == [[6], LOUD]
+    assert large.result().sampled == [[32]]
 
 
 def test_loading_is_told_of_all_ranks(start: Start) -> None:
@@ -230,6 +241,21 @@ def test_too_few_descriptors_are_one_line(start: Start, room: int) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert opened() == before
+
+
+def test_ranks_whose_k_v_cannot_be_reached_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes: list[LocalNode] = []
+
+    def refuse(node: LocalNode, *_: object) -> None:
+        nodes.append(node)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(LocalNode, "_pool", refuse)
+    config = replace(config_of("fake", 2), kv_transfer=KVTransferConfig(kv_connector="offload"))
+    with pytest.raises(ConfigError, match=r"^K/V of ranks cannot be reached \(.*\): raise the limits of processes and"):
+        ProcessExecutor(config, Path("/m"), llama_arch(), command=COMMAND)
+    (node,) = nodes
+    assert not any(Path(f"/proc/{pid}").exists() for pid in node.pids)
 
 
 def test_a_step_that_fails_on_all_ranks_ends_its_requests_alone(start: Start) -> None:

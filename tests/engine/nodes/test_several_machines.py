@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -24,17 +25,20 @@ from pagefleet_engine.executor import hang_watch
 from pagefleet_engine.executor.executor import PendingStep
 from pagefleet_engine.executor.local_node import LocalNode
 from pagefleet_engine.executor.processes import ProcessExecutor
+from pagefleet_engine.executor.rank_memory import COMMAND_BYTES
 from pagefleet_engine.nodes import leader, link
 from pagefleet_engine.nodes.follower import Follower, LeaderAddress
 from pagefleet_engine.nodes.leader import SeveralMachines
 from pagefleet_engine.nodes.link import NodeLink
 from pagefleet_engine.ranks.parallelism import Parallelism
+from pagefleet_kv.config import KVTransferConfig
 from pagefleet_kv.p2p.planes.device.opening import NoPlane, PlaneOpening
 from pagefleet_protocol.fleet_key import FleetKey
 from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.fakes.architectures import llama_arch
 from tests.fakes.free_ports import free_ports
+from tests.fakes.rank_process import LOUD
 
 COMMAND = (sys.executable, str(Path(__file__).parents[2] / "fakes" / "rank_process.py"))
 HOST = socket.gethostname()
@@ -364,6 +368,44 @@ def test_no_key_is_one_line_that_says_how_to_make_one(scene: Scene) -> None:
     several = partial(SeveralMachines, folder=scene.folder, fleet_key_file=None)
     with pytest.raises(ConfigError, match=r"make one \(`openssl rand -hex 32 > fleet.key`\), and give all nodes"):
         ProcessExecutor(scene.config(), scene.folder, llama_arch(), None, COMMAND, several)
+
+
+def test_a_rank_that_has_no_room_for_a_command_still_tells_and_shows_how_it_is(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It computes for a while, then tells more than its ring holds, while it is told more than its ring holds."""
+    config = scene.config()
+    parallel = replace(config.parallel, tensor_parallel_size=1, pipeline_parallel_size=2)
+    following = scene.follow(replace(config, parallel=parallel))
+    executor = scene.lead(replace(config, parallel=parallel))
+    beats: list[float] = []
+    beat = following.follower._beat
+
+    def note() -> None:
+        beats.append(time.monotonic())
+        beat()
+
+    monkeypatch.setattr(following.follower, "_beat", note)
+    loud = executor.launch(plan(0, "long-1", "loud"))
+    large = executor.launch(plan(1, "a", masked=(0,)))
+    large.sample(StepMasks([0], np.full((1, COMMAND_BYTES // 2), 1, dtype=np.int32)))
+    began = time.monotonic()
+    assert loud.result().sampled == [[6], LOUD]
+    assert len([at for at in beats if at > began]) >= 3
+    assert large.result().sampled == [[32]]
+
+
+def test_ranks_whose_k_v_cannot_be_reached_there_are_one_line(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(LocalNode, "_pool", refuse)
+    config = replace(scene.config(), kv_transfer=KVTransferConfig(kv_connector="offload"))
+    following = scene.follow(config)
+    says = rf"rank [01] on {HOST}: K/V of ranks cannot be reached \(.*\): raise the limits|^K/V of ranks cannot"
+    with pytest.raises(ConfigError, match=says):
+        scene.lead(config)
+    assert following.end()
 
 
 def test_a_follower_that_passes_no_k_v_any_more_ends_the_engine(scene: Scene) -> None:

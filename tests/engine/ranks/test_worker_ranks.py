@@ -133,8 +133,13 @@ def test_ranks_pass_k_v_by_nccl_one_way_whatever_machines_they_are_on(config: En
         assert replace(ranks, parallel=parallel).carries
 
 
-def test_copies_that_share_experts_pass_no_k_v_by_nccl(config: EngineConfig) -> None:
+def test_copies_that_share_experts_pass_k_v_by_nccl_one_way_from_processes_of_their_own(config: EngineConfig) -> None:
     by_nccl = KVTransferConfig(kv_connector="p2p", kv_data_plane="nccl")
-    with pytest.raises(ConfigError, match=r"^enable_expert_parallel .* give auto, cuda_ipc or tcp$"):
-        replace(config, parallel=Parallelism(data_parallel_size=2, enable_expert_parallel=True), kv_transfer=by_nccl)
-    replace(config, parallel=Parallelism(data_parallel_size=2), kv_transfer=by_nccl)
+    shared = Parallelism(data_parallel_size=2, enable_expert_parallel=True)
+    with pytest.raises(ConfigError, match=r"^copies share experts, and by .*: give kv_role prefill or decode$"):
+        replace(config, parallel=shared, kv_transfer=by_nccl)
+    one_way = replace(config, parallel=shared, kv_transfer=replace(by_nccl, kv_role="decode"))
+    assert one_way.carries
+    assert one_way.has_processes
+    assert not replace(config, parallel=shared).has_processes
+    assert not replace(config, parallel=Parallelism(data_parallel_size=2), kv_transfer=by_nccl).has_processes

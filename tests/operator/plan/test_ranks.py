@@ -61,6 +61,11 @@ def find(profiled: Any = None, **spec: Any) -> tuple[Ranks | str, dict[str, str]
             {"disaggregation": {"dataPlane": "nccl"}, "parallelism": {"tensor": 16}},
             Ranks(16, nodes=2, gpus=8),
         ),
+        (
+            {"gpusPerNode": 8},
+            {"disaggregation": {"dataPlane": "nccl"}, "parallelism": {"data": 16, "expert": True}},
+            Ranks(data=16, nodes=2, gpus=8, expert=True),
+        ),
         ({"gpusPerNode": 8}, {"parallelism": {"tensor": 12}}, Ranks(12, nodes=2, gpus=6)),
         ({"gpusPerNode": 8}, {"nodes": 2}, Ranks(1, 2, nodes=2, gpus=1)),
         ({"resources": {"gpus": 8}}, {"nodes": 2}, Ranks(8, 2, nodes=2, gpus=8)),
@@ -153,11 +158,6 @@ def test_what_is_not_written_follows_from_what_is(profiled: Any, spec: Any, expe
             "takes 128 nodes, and an engine has 64 at most",
         ),
         (None, {"disaggregation": {"dataPlane": "nccl"}, "parallelism": {"tensor": 2}}, "with 2 ranks K/V of several"),
-        (
-            None,
-            {"disaggregation": {"dataPlane": "nccl"}, "parallelism": {"data": 2, "expert": True}},
-            "with 2 ranks K/V of several ranks",
-        ),
         (
             {"parallelism": {"data": 9}},
             {"router": {"inferencePool": {}}},

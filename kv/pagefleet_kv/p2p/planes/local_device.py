@@ -8,6 +8,7 @@ import torch
 from pagefleet_protocol.kv_control import PlaneName
 
 from pagefleet_kv.cuda_memory import CudaError, CudaSharedMemory, find_cudart
+from pagefleet_kv.p2p.data_plane import End
 from pagefleet_kv.p2p.planes.cuda_ipc import IpcCarriers
 from pagefleet_kv.p2p.planes.device.copies import WORD_BYTES, DeviceCopies, DevicePool
 from pagefleet_kv.p2p.planes.device.link import Carriers
@@ -48,10 +49,31 @@ class LocalDevice:
         self._planes[opening.name] = plane
         return plane
 
-    def launch(self, plane: PlaneName, turns: Mapping[int, int]) -> None:
+    def turns(self, plane: PlaneName) -> AtOnce:
         """See RankedPool."""
+        return AtOnce(self._planes[plane])
+
+
+class AtOnce:
+    """Implements `TurnGiver` for a device whose steps wait for no other."""
+
+    is_one_of_several = False
+    bell = None
+
+    def __init__(self, plane: DevicePlane) -> None:
+        self._plane = plane
+
+    def launch(self, turns: Mapping[int, int], end: End) -> bool:
+        """See TurnGiver."""
         for turn in turns.values():
-            self._planes[plane].launch(turn, lambda: None)
+            self._plane.launch(turn, lambda: None)
+        return True
+
+    def rest(self) -> None:
+        """See TurnGiver."""
+
+    def silence(self) -> None:
+        """See TurnGiver."""
 
 
 def _make_nccl(copies: DeviceCopies, most: tuple[int, int]) -> Carriers:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,15 @@ from pagefleet_kv.p2p.build import (
     device_planes,
     split_communicators,
 )
-from pagefleet_kv.p2p.data_plane import Frame, Landing
+from pagefleet_kv.p2p.data_plane import End, Frame, Landing
 from pagefleet_kv.p2p.planes.cuda_ipc import IpcCarriers
 from pagefleet_kv.p2p.planes.device.copies import DeviceCopies
 from pagefleet_kv.p2p.planes.device.link import Carriers
 from pagefleet_kv.p2p.planes.device.opening import NoPlane, PlaneOpening, RankPlane
 from pagefleet_kv.p2p.planes.device.plane import DevicePlane
 from pagefleet_kv.p2p.planes.device.ranked import RankedPlane
-from pagefleet_kv.p2p.planes.local_device import LocalDevice, MakeCarriers
+from pagefleet_kv.p2p.planes.device.turns import TurnGiver
+from pagefleet_kv.p2p.planes.local_device import AtOnce, LocalDevice, MakeCarriers
 from pagefleet_kv.p2p.planes.nccl.carrier import NcclCarriers
 from pagefleet_kv.port import EngineSide
 from pagefleet_protocol.kv_control import PlaneName
@@ -106,18 +108,33 @@ class Devices:
         ranks, makers = side.pages, self.makers
         if isinstance(ranks, RankPages):
             ranks.devices = devices = [DeviceOfRank(pool, ranks._fence, makers) for _, pool in ranks._targets]
-            among_steps = ranks.launch
-
-            def launch(plane: PlaneName, turns: Mapping[int, int]) -> None:
-                among_steps(plane, turns)
-                for rank, turn in turns.items():
-                    devices[rank].local.launch(plane, {0: turn})
-                self.num_turns += len(turns)
-
-            ranks.launch = launch
+            assert ranks._turns is not None
+            ranks._turns = partial(self._turns, ranks._turns, devices)
         else:
             side = dataclasses.replace(side, pages=PoolOfHost(side.pages))
         return device_planes(config, side, blocks_per_frame, makers)
+
+    def _turns(
+        self,
+        among_steps: Callable[[PlaneName], TurnGiver],
+        devices: Sequence[DeviceOfRank],
+        plane: PlaneName,
+    ) -> TurnsHere:
+        return TurnsHere(self, among_steps(plane), [device.local.turns(plane) for device in devices])
+
+
+class TurnsHere(AtOnce):
+    """Of ranks whose devices are in this process."""
+
+    def __init__(self, devices: Devices, among_steps: TurnGiver, local: Sequence[AtOnce]) -> None:
+        self._devices, self._among_steps, self._local = devices, among_steps, local
+
+    def launch(self, turns: Mapping[int, int], end: End) -> bool:
+        self._among_steps.launch(turns, end)
+        for rank, turn in turns.items():
+            self._local[rank].launch({0: turn}, end)
+        self._devices.num_turns += len(turns)
+        return True
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +264,7 @@ class Ranks(BytePages):
         super().__init__(4)
         self.devices = [self, self] if have_devices else []
 
-    def launch(self, plane: str, turns: Mapping[int, int]) -> None:
+    def turns(self, plane: str) -> AtOnce:
         raise AssertionError("there is no plane")
 
     def open(self, opening: PlaneOpening) -> RankPlane:

@@ -28,8 +28,9 @@ NUM_STEPS, NUM_FRAMES, MAX_IN_FLIGHT = 12, 4, 2
 
 Command = int | Mapping[int, int]
 """A step, by its number, or turns, by rank."""
-Order = Literal["one", "of turns", "of machines"]
-"""Whether commands come to all ranks in one, or turns in one of their own, or each machine gets one of its own."""
+Order = Literal["one", "of turns", "of machines", "of copies"]
+"""Whether commands come to all ranks in one, or turns in one of their own, or each machine gets one of its own, or
+copies of a model know nothing of each other's."""
 
 
 class Rank:
@@ -63,9 +64,16 @@ class Machine:
 
 
 class Engine:
-    """Its core has two threads that send, one of steps and one of turns, to one machine after another."""
+    """Its core has two threads that send, one of steps and one of turns, to one machine after another. `copies`: of its
+    model, which step together, so far; it becomes the next."""
 
-    def __init__(self, kind: str, num_machines: int, order: Order) -> None:
+    bell = None
+
+    def __init__(self, kind: str, num_machines: int, order: Order, copies: list[Engine]) -> None:
+        copies.append(self)
+        self.copies = copies
+        self.place: int | None = None
+        """Steps before what it receives just now."""
         self.shards = SHARDS[kind]
         self.machines = [Machine() for _ in range(min(num_machines, len(self.shards)))]
         self.ranks = [Rank(self, number) for number in range(len(self.shards))]
@@ -73,8 +81,34 @@ class Engine:
         self.stray: list[Callable[[], None]] = []
         self.sending: tuple[deque[Callable[[], None]], ...] = deque(), deque()
         """By each thread, where none waits for the other."""
-        self._is_one = order != "of machines"
-        self.order = LaunchOrder(self._go_astray if order == "of turns" else partial(self._send, 1))
+        self._order = order
+        self.order = LaunchOrder(self)
+
+    @property
+    def is_one_of_several(self) -> bool:
+        return len(self.copies) > 1
+
+    @property
+    def steps_wait(self) -> bool:
+        """Whether its steps wait for other devices."""
+        return len(self.ranks) > 1 or self.is_one_of_several
+
+    def launch(self, turns: Mapping[int, int], end: End) -> bool:
+        if end == "target" and self._order != "of copies":
+            if any(copy.place not in (None, len(self.steps)) for copy in self.copies):
+                return False
+            self.place = len(self.steps)
+        if self._order == "of turns":
+            self._go_astray(turns)
+        else:
+            self._send(1, turns)
+        return True
+
+    def rest(self) -> None:
+        self.place = None
+
+    def silence(self) -> None:
+        pass
 
     def machine_of(self, rank: int) -> Machine:
         return self.machines[rank * len(self.machines) // len(self.shards)]
@@ -92,8 +126,15 @@ class Engine:
                 self.order.ended(rank, event)
         self.order.go_on()
 
+    @property
+    def waits_for_copies(self) -> bool:
+        """Whether it would receive, and nobody receives at another place any more."""
+        order = self.order
+        waits = self.is_one_of_several and bool(order._receives) and not order._under_way
+        return waits and all(copy.place in (None, len(self.steps)) for copy in self.copies)
+
     def _send(self, thread: int, command: Command) -> None:
-        if self._is_one:
+        if self._order != "of machines":
             for machine in self.machines:
                 machine.on_its_way.append(command)
         else:
@@ -135,7 +176,7 @@ class Transfer:
 
     def _go(self) -> None:
         send = partial(self._fleet.queues.launch, self.source, self._kernel)
-        self._launch(self.source, "source", send, in_turn=len(self.source.engine.ranks) > 1)
+        self._launch(self.source, "source", send, in_turn=self.source.engine.steps_wait)
 
     def _launch(self, rank: Rank, end: End, launch: Callable[[], None], *, in_turn: bool) -> None:
         if rank in self._gone:
@@ -160,7 +201,8 @@ class Transfer:
 
 
 class Fleet:
-    """Engines that pass K/V, each source to each target, and a draw of what happens next.
+    """Engines that pass K/V, each source to each target, and a draw of what happens next. Those with a + are copies of
+    one model.
 
     `break_at`: how likely it is that a link breaks rather than that anything else happens.
     """
@@ -178,7 +220,7 @@ class Fleet:
         self.draw = random.Random(seed)
         self.queues = KernelQueues()
         self.sources, self.targets = (
-            [Engine(kind, num_machines, order) for kind in kinds] for kinds in (sources, targets)
+            [engine for kind in kinds for engine in _copies(kind, num_machines, order)] for kinds in (sources, targets)
         )
         self.said: list[Callable[[], None]] = []
         """Words on their way between engines."""
@@ -189,7 +231,7 @@ class Fleet:
         for source in self.sources:
             for target in self.targets:
                 lanes = plan_lanes(source.shards, target.shards)
-                in_turn = len(target.ranks) > 1 or len(lanes) > 1
+                in_turn = target.steps_wait or len(lanes) > 1
                 for lane in lanes:
                     self.begin(source.ranks[lane.source], target.ranks[lane.target], in_turn=in_turn)
 
@@ -224,7 +266,8 @@ class Fleet:
         machine.commands.append(machine.on_its_way.popleft())
 
     def sum_of(self, engine: Engine, step: int) -> Kernel:
-        return self.queues.kernel((engine, step), len(engine.ranks))
+        copies = engine.copies
+        return self.queues.kernel((copies[0], step), sum(len(copy.ranks) for copy in copies))
 
     def num_in_flight(self, engine: Engine) -> int:
         return sum(not self.sum_of(engine, step).has_run for step in engine.steps)
@@ -244,6 +287,9 @@ class Fleet:
             for machine in engine.machines:
                 if machine.told:
                     acts.append(partial(engine.hear, machine, self.draw.randint(1, len(machine.told))))
+            if engine.waits_for_copies:
+                acts.append(engine.order.go_on)
+            for machine in engine.machines:
                 if machine.on_its_way:
                     acts.append(partial(self.arrive, machine))
             for number, rank in enumerate(engine.ranks):
@@ -262,6 +308,13 @@ class Fleet:
         return not self.under_way and not self.queues.num_waiting
 
 
+def _copies(kinds: str, num_machines: int, order: Order) -> list[Engine]:
+    copies: list[Engine] = []
+    for kind in kinds.split("+"):
+        Engine(kind, num_machines, order, copies)
+    return copies
+
+
 FLEETS = [
     (["heads"], ["one"]),
     (["one"], ["heads"]),
@@ -272,9 +325,16 @@ FLEETS = [
     (["one", "heads"], ["heads", "layers"]),
     (["heads", "heads"], ["one", "one"]),
 ]
+FLEETS_OF_COPIES = [
+    (["one"], ["one+one"]),
+    (["one+one"], ["one+one"]),
+    (["heads+heads"], ["one+one+one"]),
+    (["one+one", "heads"], ["heads+heads"]),
+    (["heads", "layers+layers"], ["heads+heads", "one", "layers"]),
+]
 
 
-@pytest.mark.parametrize(("sources", "targets"), FLEETS)
+@pytest.mark.parametrize(("sources", "targets"), [*FLEETS, *FLEETS_OF_COPIES])
 @given(seed=st.integers(0, 2**32), num_machines=st.integers(1, 2), break_at=st.sampled_from([0.0, 0.02, 0.2]))
 def test_in_one_order_nothing_waits_for_ever(
     sources: list[str], targets: list[str], seed: int, num_machines: int, break_at: float
@@ -288,4 +348,10 @@ def test_in_orders_of_their_own_devices_wait_for_each_other(
     sources: list[str], targets: list[str], order: Order, num_machines: int
 ) -> None:
     fleets = (Fleet(sources, targets, seed, order=order, num_machines=num_machines) for seed in range(200))
+    assert not all(fleet.runs_through() for fleet in fleets)
+
+
+@pytest.mark.parametrize(("sources", "targets"), FLEETS_OF_COPIES)
+def test_copies_that_receive_at_places_of_their_own_wait_for_each_other(sources: list[str], targets: list[str]) -> None:
+    fleets = (Fleet(sources, targets, seed, order="of copies") for seed in range(200))
     assert not all(fleet.runs_through() for fleet in fleets)

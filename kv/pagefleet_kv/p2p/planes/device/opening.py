@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -10,6 +10,7 @@ from pagefleet_protocol.kv_control import PlaneName
 
 from pagefleet_kv.p2p.data_plane import End, Frame, Landing, PlaneEvent
 from pagefleet_kv.p2p.planes.device.lanes import LaneTerms
+from pagefleet_kv.p2p.planes.device.turns import TurnGiver
 
 
 class NoPlane(Exception):
@@ -79,6 +80,6 @@ class RankedPool(Protocol):
         """Of each rank, in order; none, where no planes may be opened there."""
         ...
 
-    def launch(self, plane: PlaneName, turns: Mapping[int, int]) -> None:
-        """Have ranks launch the transfers of these turns, by rank, at one place among the steps; returns at once."""
+    def turns(self, plane: PlaneName) -> TurnGiver:
+        """Return what gives ranks their turns for transfers of a plane."""
         ...

@@ -13,7 +13,7 @@ import select
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -46,7 +46,7 @@ from pagefleet_kv.p2p.planes.device.lanes import (
 )
 from pagefleet_kv.p2p.planes.device.opening import RankPlane
 from pagefleet_kv.p2p.planes.device.rank_words import Invited, Shards, decode_invited, decode_shards, encode
-from pagefleet_kv.p2p.planes.device.turns import LaunchOrder
+from pagefleet_kv.p2p.planes.device.turns import LaunchOrder, TurnGiver
 from pagefleet_kv.p2p.planes.device.words import TOKEN_BYTES
 from pagefleet_kv.p2p.planes.shell import Invitations
 from pagefleet_kv.port import KVShard
@@ -99,7 +99,7 @@ class RankedPlane:
     Args:
         name: of the plane.
         ranks: their planes; closed with it.
-        launch: gives ranks turns, by rank, at one place among their steps.
+        turns: gives them to ranks.
         shards: what each rank holds.
         bytes_per_block: of the whole model.
         handshake_s: for a link, from when it is asked for.
@@ -109,14 +109,16 @@ class RankedPlane:
         self,
         name: str,
         ranks: Sequence[RankPlane],
-        launch: Callable[[Mapping[int, int]], None],
+        turns: TurnGiver,
         shards: Sequence[KVShard],
         bytes_per_block: int,
         handshake_s: float,
     ) -> None:
         self.name = name
         self._ranks = ranks
-        self._order = LaunchOrder(launch)
+        self._order = LaunchOrder(turns)
+        self._steps_wait = len(ranks) > 1 or turns.is_one_of_several
+        """For other devices."""
         self._shards = shards
         self._whole = whole_of(shards)
         self._head_bytes = bytes_per_block // num_parts(self._whole)
@@ -133,6 +135,8 @@ class RankedPlane:
         self._bells = select.epoll()
         for rank in ranks:
             self._bells.register(rank.bell, select.EPOLLIN)
+        if turns.bell is not None:
+            self._bells.register(turns.bell, select.EPOLLIN)
 
     @property
     def bell(self) -> int:
@@ -301,12 +305,12 @@ class RankedPlane:
         self._heard = deque(one for one in self._heard if _end_of(one[1]) != (link.peer, link.end))
 
     def _terms(self, link: _Link, lane: Lane, rank: int) -> LaneTerms:
-        """How one of our ranks has its end of a lane. In turn go an engine's several ranks, whose steps wait for each
-        other, and what one rank receives of several."""
+        """How one of our ranks has its end of a lane. In turn go ranks whose steps wait for each other, and what one
+        rank receives of several."""
         held = self._shards[rank]
         region = None if lane.shard == held else region_of(lane.shard, held, self._head_bytes)
         receives_of_several = link.end == "target" and len(link.lanes) > 1
-        return LaneTerms(region, len(self._ranks) > 1 or receives_of_several)
+        return LaneTerms(region, self._steps_wait or receives_of_several)
 
     def _cut(self, held: memoryview, lane: Lane) -> memoryview:
         """What a lane carries of whole blocks in host memory."""

@@ -18,17 +18,23 @@ oldest of the target is no step either, so it is a receive; ours is of the same 
 it is at the head, too. Both run. An engine of one rank has no steps that wait for others: it sends at once, receives
 the parts of a peer's several ranks in turn, and those of different peers of one rank beside each other, as ever.
 
-Copies of a model that share experts are no such engine: their steps wait for each other, too, and each has a core of
-its own, which knows nothing of the places that the others give turns at. So this may be, where A and B are copies:
+Copies of a model that share experts are one such engine, as their steps wait for each other, too: each copy launches
+the same steps, and the oldest that was launched is at the head of all devices once every copy has come to it. Each has
+a core of its own, which gives turns. Where one sends does not matter to the others. But this must not be, where A and B
+are copies:
 
     A: a receive, step 7        B: step 7, a receive        the source of both: the send to B, the send to A
 
-and none of it ever runs. Turns would need one place among the steps of all copies, and somebody who gives it.
+So a copy gives receives only where all that others have under way were given behind as many steps (`TurnGiver`): then
+all that are under way were given between the same two steps, as in the proof. None waits for long: a copy that has
+gone on by a step gives nothing before the older ones have ended, nor does any other. Cores may wait for each other's
+steps, but the threads that give turns wait for none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from pagefleet_kv.p2p.data_plane import End, TurnAsked, TurnEnded
 
@@ -93,19 +99,41 @@ class Turns:
         self._tell(event)
 
 
+class TurnGiver(Protocol):
+    """Has the ranks of a model launch transfers at one place among their steps. Used by one thread."""
+
+    @property
+    def is_one_of_several(self) -> bool:
+        """Whether the steps wait for those of other copies of the model."""
+
+    @property
+    def bell(self) -> int | None:
+        """Readable when other copies have received what kept this one from it; None: nothing does."""
+
+    def launch(self, turns: Mapping[int, int], end: End) -> bool:
+        """Have them launch the transfers of these turns, by rank, of which they are that end; returns at once. False:
+        other copies receive at another place, so it was not done."""
+
+    def rest(self) -> None:
+        """Say that all that was received has ended."""
+
+    def silence(self) -> None:
+        """Take the bell's ring."""
+
+
 _Asked = tuple[int, int]
 """A rank, and the number of its turn."""
 
 
 class LaunchOrder:
-    """Gives the ranks of one engine their turns.
+    """Gives the ranks of one model their turns.
 
     Args:
-        launch: has ranks launch the transfers of these turns, at one place among their steps.
+        giver: passes them on.
     """
 
-    def __init__(self, launch: Callable[[Mapping[int, int]], None]) -> None:
-        self._launch = launch
+    def __init__(self, giver: TurnGiver) -> None:
+        self._giver = giver
         self._receives: dict[_Asked, None] = {}
         """That wait, in order."""
         self._under_way: set[_Asked] = set()
@@ -113,22 +141,26 @@ class LaunchOrder:
     def asked(self, rank: int, event: TurnAsked) -> None:
         """A rank asks. A send waits for nothing, as its receive is launched."""
         if event.end == "source":
-            self._launch({rank: event.number})
+            self._giver.launch({rank: event.number}, "source")
         else:
             self._receives[rank, event.number] = None
 
     def ended(self, rank: int, event: TurnEnded) -> None:
         """A rank's transfer is over, or will never be."""
         self._receives.pop((rank, event.number), None)
-        self._under_way.discard((rank, event.number))
+        if (rank, event.number) in self._under_way:
+            self._under_way.remove((rank, event.number))
+            if not self._under_way:
+                self._giver.rest()
 
     def go_on(self) -> None:
         """Let each rank receive what it asked for first, once all that was received before has ended."""
+        self._giver.silence()
         if self._receives and not self._under_way:
             given: dict[int, int] = {}
             for rank, number in self._receives:
                 given.setdefault(rank, number)
-            for one in given.items():
-                self._under_way.add(one)
-                del self._receives[one]
-            self._launch(given)
+            if self._giver.launch(given, "target"):
+                for one in given.items():
+                    self._under_way.add(one)
+                    del self._receives[one]

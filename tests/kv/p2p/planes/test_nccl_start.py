@@ -1,0 +1,76 @@
+"""A rank that fails as its plane for K/V is opened ends the start of its engine, and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pagefleet_engine.errors import ConfigError, ModelLoadError
+from pagefleet_engine.executor import asked_planes, processes, rank_memory
+from pagefleet_engine.executor.local_node import LocalNode
+
+from tests.fakes.kv_engines import Fleet, running_fleet
+from tests.fakes.nccl_rank import play_devices
+from tests.fakes.small_model import write_small_model
+
+pytestmark = pytest.mark.fleet
+
+HOST = os.uname().nodename
+ANSWER_S = 3.0
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> list[LocalNode]:
+    """All that were made."""
+    made: list[LocalNode] = []
+    make = LocalNode.__init__
+
+    def note(node: LocalNode, *arguments: object) -> None:
+        make(node, *arguments)  # type: ignore[arg-type]
+        made.append(node)
+
+    monkeypatch.setattr(LocalNode, "__init__", note)
+    monkeypatch.setattr(LocalNode, "start", LocalNode.start)  # put back at the end
+    for module in (processes, rank_memory):
+        monkeypatch.setattr(module, "may_open_planes", module.may_open_planes)
+    return made
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    key_file = tmp_path / "fleet-key"
+    key_file.write_bytes(b"k" * 32)
+    with running_fleet(write_small_model(tmp_path / "model"), key_file) as fleet:
+        yield fleet
+
+
+@pytest.mark.parametrize(
+    ("fault", "num_nodes", "kind", "says"),
+    [
+        ("die", 1, ModelLoadError, f"^rank 1 on {HOST} was killed by signal 9; .*: the engine must be started again$"),
+        ("die", 2, ModelLoadError, f"^rank 1 on {HOST} was killed by signal 9; .*: the engine must be started again$"),
+        ("stop", 1, ConfigError, f"cannot be had: rank 1 on {HOST} did not answer for 3 s about K/V that it passes: s"),
+        ("hang", 1, ConfigError, f"cannot be had: rank 1 on {HOST} did not answer for 3 s about K/V that it passes: s"),
+    ],
+)
+def test_the_start_ends_with_one_line(
+    fleet: Fleet,
+    nodes: list[LocalNode],
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+    num_nodes: int,
+    kind: type[Exception],
+    says: str,
+) -> None:
+    monkeypatch.setattr(asked_planes, "ANSWER_S", ANSWER_S if fault != "die" else 60.0)
+    play_devices(fault)
+    with pytest.raises(kind, match=says):
+        fleet.engine("a", tensor=2, nodes=num_nodes, kv_role="prefill", kv_data_plane="nccl")
+    assert sum(len(node.ranks) for node in nodes) == 2
+    deadline = time.monotonic() + 20.0  # another machine ends when its leader has
+    while any(Path(f"/proc/{pid}").exists() for node in nodes for pid in node.pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
