@@ -105,14 +105,13 @@ def _spelled(config: dict[str, Any]) -> dict[str, Any]:
 def _metadata(config: Mapping[str, Any]) -> dict[str, Any]:
     """Of the architecture; None where a model has none of it."""
     kind, rope = config["model_type"], config.get("rope_parameters") or {}
-    is_llama4 = kind == "llama4_text"
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     return (
         {
             "block_count": config["num_hidden_layers"],
             "context_length": config["max_position_embeddings"],
             "embedding_length": config["hidden_size"],
-            "feed_forward_length": config["intermediate_size_mlp" if is_llama4 else "intermediate_size"],
+            "feed_forward_length": config.get("intermediate_size_mlp", config["intermediate_size"]),
             "attention.head_count": config["num_attention_heads"],
             "attention.head_count_kv": config["num_key_value_heads"],
             "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
@@ -126,7 +125,7 @@ def _metadata(config: Mapping[str, Any]) -> dict[str, Any]:
             or config.get("n_routed_experts"),
             "expert_used_count": config.get("num_experts_per_tok"),
             "expert_feed_forward_length": config["intermediate_size"]
-            if is_llama4
+            if kind in ("llama4_text", "minimax_m2")
             else config.get("moe_intermediate_size"),
             "interleave_moe_layer_step": config.get("interleave_moe_layer_step"),
             "attention.key_length": config.get("head_dim"),
@@ -179,15 +178,22 @@ def _latent_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
         "attention.key_length_mla": config["qk_nope_head_dim"] + rotated,
         "attention.value_length_mla": config["v_head_dim"],
         "rope.dimension_count": rotated,
+        "expert_group_count": config.get("n_group"),
+        "expert_group_used_count": config.get("topk_group"),
+        "expert_gating_func": 2 if config["model_type"] == "deepseek_v3" else 1,
+        "expert_weights_norm": config.get("norm_topk_prob"),
+    } | _yarn_metadata(rope)
+
+
+def _yarn_metadata(rope: Mapping[str, Any]) -> dict[str, Any]:
+    if rope["rope_type"] != "yarn":
+        return {}
+    return {
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": rope["factor"],
         "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
         "rope.scaling.yarn_beta_fast": rope.get("beta_fast"),
         "rope.scaling.yarn_log_multiplier": 0.1 * rope["mscale_all_dim"],
-        "expert_group_count": config.get("n_group"),
-        "expert_group_used_count": config.get("topk_group"),
-        "expert_gating_func": 2 if config["model_type"] == "deepseek_v3" else 1,
-        "expert_weights_norm": config.get("norm_topk_prob"),
     }
 
 

@@ -41,6 +41,10 @@ ARCHITECTURES = {
     "bloom": "bloom",
     "mpt": "mpt",
     "stablelm": "stablelm",
+    "smollm3": "smollm3",
+    "seed_oss": "seed_oss",
+    "minimax_m2": "minimax-m2",
+    "glm4_moe_lite": "deepseek2",
 }
 _NAMES = {
     "input_layernorm": "attn_norm",
@@ -108,6 +112,7 @@ _NAMES = {
 }
 _WITHOUT_SUFFIX = {
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
     "self_attn.sinks": "attn_sinks.weight",
     "altup.correct_output_scale": "altup_correct_scale.weight",
 }
@@ -139,11 +144,10 @@ _NORMS = {
     "gemma3_text": _AROUND,
     "gemma3n_text": _AROUND,
     "olmo2": _AFTER,
-    "glm4_moe": _AFTER,
-    "gpt_oss": _AFTER,
+    **dict.fromkeys(("glm4_moe", "gpt_oss", "seed_oss"), _AFTER),
 }
 _EXPERTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
-_ROTATED = ("llama", "granite", "granitemoe")
+_ROTATED = ("llama", "granite", "granitemoe", "smollm3")
 _LESS_ONE = ("gemma", "gemma2", "gemma3_text")
 _LAYER = re.compile(r"(?:model\.layers|transformer\.(?:h|blocks))\.(\d+)\.(.+)")
 

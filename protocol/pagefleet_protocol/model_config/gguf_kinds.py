@@ -21,6 +21,8 @@ _LLAMA4_WITHOUT_NORMS = 128
 """Experts of Maverick, which does not normalise queries and keys as Scout does."""
 _PHIMOE_MAGNITUDE = 1.243163121016122
 """Of Phi 3.5 MoE's rotation at any length; files have what LongRoPE's formula gives instead."""
+_SMOLLM3_PERIOD = 4
+"""Layers of which the last does not rotate."""
 _SIGMOID = 2
 _YARN_LOG = 0.1
 """What llama.cpp's multiplier of the logarithm has in it, and YaRN's formula has beside it."""
@@ -48,13 +50,15 @@ def num_layers(fields: GgufFields) -> int:
     return fields.count("block_count") - fields.count("nextn_predict_layers", 0, low=0)
 
 
-def has_sigmoid_gates(fields: GgufFields) -> bool:
-    """Whether DeepSeek's experts are chosen so; by softmax where a file does not say, as older ones of V2 do not.
+def has_sigmoid_gates(model: GgufModel, fields: GgufFields) -> bool:
+    """Whether DeepSeek's experts are chosen so. Where a file does not say, as first ones of V2 and GLM 4.7 Flash do
+    not, it is where the choice is corrected, as in all but V2.
 
     Raises:
         ModelConfigError: they are chosen otherwise.
     """
-    gates = fields.count("expert_gating_func", 1)
+    is_corrected = any(name.endswith("exp_probs_b.bias") for name in model.tensors)
+    gates = fields.count("expert_gating_func", _SIGMOID if is_corrected else 1)
     if gates not in (1, _SIGMOID):
         raise fields.refusal("expert_gating_func", f"is {gates}, and 1 (softmax) and 2 (sigmoid) are run")
     return gates == _SIGMOID
@@ -271,6 +275,20 @@ def _deepseek(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -
     return found
 
 
+def _smollm3(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"no_rope_layer_interval": _SMOLLM3_PERIOD}
+
+
+def _minimax_m2(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    if not has_sigmoid_gates(model, fields):
+        raise fields.refusal("expert_gating_func", f"is not {_SIGMOID} (sigmoid), which alone is run")
+    return {
+        "num_local_experts": fields.count("expert_count"),
+        "intermediate_size": fields.count("expert_feed_forward_length"),
+        "routed_scaling_factor": fields.number("expert_weights_scale", 1.0),
+    } | _chosen(fields)
+
+
 def _gemma3n(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
     """The share of gates that is cut off is stated as how many deviations that is over the mean."""
     layers = config["num_hidden_layers"]
@@ -356,6 +374,9 @@ _READERS: Mapping[str, Callable[[GgufModel, GgufFields, Mapping[str, Any]], dict
     "bloom": _bloom,
     "mpt": _mpt,
     "stablelm": _stablelm,
+    "smollm3": _smollm3,
+    "seed_oss": _alike,
+    "minimax_m2": _minimax_m2,
     "glm4_moe": _glm4_moe,
     "gpt_oss": _gpt_oss,
 }

@@ -44,6 +44,7 @@ _MIXTRAL_EXPERTS = {
     "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
     "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
 }
+_MINIMAX_M2 = {**_MIXTRAL_EXPERTS, "exp_probs_b": "block_sparse_moe.e_score_correction_bias"}
 _SHARED_EXPERT = {
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
@@ -56,7 +57,8 @@ _SHARED_EXPERTS = {
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
-_GLM4_MOE = {**_QWEN_EXPERTS, **_SHARED_EXPERTS, "post_attention_norm": "post_attention_layernorm"}
+_NORM_BEFORE_MLP = {"post_attention_norm": "post_attention_layernorm"}
+_GLM4_MOE = {**_QWEN_EXPERTS, **_SHARED_EXPERTS, **_NORM_BEFORE_MLP}
 _DEEPSEEK = {
     **_QWEN_EXPERTS,
     **_SHARED_EXPERTS,
@@ -70,7 +72,7 @@ _DEEPSEEK = {
     "attn_v_b": "self_attn.v_b_proj",
 }
 _GPT_OSS = {
-    "post_attention_norm": "post_attention_layernorm",
+    **_NORM_BEFORE_MLP,
     "attn_sinks": "self_attn.sinks",
     "ffn_gate_inp": "mlp.router",
 }
@@ -171,6 +173,9 @@ _OF_KINDS: Mapping[str, Mapping[str, str]] = {
     "bloom": _FALCON,
     "mpt": _MPT,
     "stablelm": _STABLELM,
+    "smollm3": {},
+    "seed_oss": _NORM_BEFORE_MLP,
+    "minimax_m2": _MINIMAX_M2,
     "qwen2_moe": {**_QWEN_EXPERTS, **_SHARED_EXPERT},
     "glm4_moe": _GLM4_MOE,
     "llama4_text": _LLAMA4,
@@ -180,7 +185,7 @@ _OF_KINDS: Mapping[str, Mapping[str, str]] = {
     "gpt_oss": {**_QWEN_EXPERTS, **_GPT_OSS},
 }
 _UNIT_MORE = ("gemma", "gemma2", "gemma3_text")
-_IN_TURNS = ("llama", "mixtral", "granite", "granitemoe")
+_IN_TURNS = ("llama", "mixtral", "granite", "granitemoe", "smollm3")
 _WITHOUT_SUFFIX = ("exp_probs_b", "attn_sinks", "altup_correct_scale")
 """Parts whose name here does not say whether they are weights or biases."""
 _DRAFTING = re.compile(r"blk\.\d+\.nextn\.")
@@ -206,7 +211,7 @@ def our_tensors(model_type: str, name: str, num_stacked: int, *, tied: bool) -> 
     """What the tensor `name` of a model of the kind is here, nothing where it is no weight; None: its name is unknown.
 
     A stack is `num_stacked` matrices; the embedding is the head too where they are `tied`.
-    llama.cpp rotates neighbours of Llama's and Granite's heads, and so its files have them side by side; and norms of
+    llama.cpp rotates neighbours of Llama's, Granite's and SmolLM3's heads, and so its files have them side by side; and norms of
     Gemma up to 3 with the one in them that a checkpoint leaves out.
     """
     if name in _NOT_WEIGHTS or _DRAFTING.match(name):
