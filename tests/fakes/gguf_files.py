@@ -26,8 +26,13 @@ _SPELLINGS = {
     **dict.fromkeys(("n_embd", "d_model"), "hidden_size"),
     **dict.fromkeys(("n_positions", "max_seq_len"), "max_position_embeddings"),
     "layer_norm_epsilon": "layer_norm_eps",
+    "moe_num_experts": "num_experts",
+    "moe_k": "num_experts_per_tok",
+    "moe_num_shared_experts": "n_shared_experts",
+    "moe_layer_start_index": "first_k_dense_replace",
+    "moe_layer_interval": "interleave_moe_layer_step",
 }
-_WITH_WINDOWS = ("gemma2", "gemma3_text", "gemma3n_text", "cohere2", "phi3", "gpt_oss")
+_WITH_WINDOWS = ("gemma2", "gemma3_text", "gemma3n_text", "cohere2", "phi3", "gpt_oss", "olmo3", "exaone4")
 
 
 def write_gguf(
@@ -131,6 +136,9 @@ def _metadata(config: Mapping[str, Any]) -> dict[str, Any]:
             "attention.key_length": config.get("head_dim"),
             "attention.value_length": config.get("head_dim"),
             "attention.sliding_window": config.get("sliding_window") if kind in _WITH_WINDOWS else None,
+            "attention.sliding_window_pattern": [layer == "sliding_attention" for layer in config["layer_types"]]
+            if kind in ("olmo3", "exaone4")
+            else None,
             "attn_logit_softcapping": config.get("attn_logit_softcapping"),
             "final_logit_softcapping": config.get("final_logit_softcapping"),
             "logit_scale": config.get("logit_scale") or config.get("logits_scaling"),
@@ -140,7 +148,7 @@ def _metadata(config: Mapping[str, Any]) -> dict[str, Any]:
             "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
             "expert_shared_count": config.get("n_shared_experts"),
             "expert_weights_scale": config.get("routed_scaling_factor"),
-            "expert_weights_norm": config.get("norm_topk_prob") if kind == "glm4_moe" else None,
+            "expert_weights_norm": config.get("norm_topk_prob") if kind in ("glm4_moe", "dots1") else None,
             "leading_dense_block_count": config.get("first_k_dense_replace"),
         }
         | _latent_metadata(config)

@@ -45,6 +45,12 @@ ARCHITECTURES = {
     "seed_oss": "seed_oss",
     "minimax_m2": "minimax-m2",
     "glm4_moe_lite": "deepseek2",
+    "glm4": "glm4",
+    "olmo3": "olmo2",
+    "exaone4": "exaone4",
+    "ernie4_5": "ernie4_5",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "dots1": "dots1",
 }
 _NAMES = {
     "input_layernorm": "attn_norm",
@@ -112,6 +118,7 @@ _NAMES = {
 }
 _WITHOUT_SUFFIX = {
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
     "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
     "self_attn.sinks": "attn_sinks.weight",
     "altup.correct_output_scale": "altup_correct_scale.weight",
@@ -143,8 +150,8 @@ _NORMS = {
     "gemma2": _AROUND,
     "gemma3_text": _AROUND,
     "gemma3n_text": _AROUND,
-    "olmo2": _AFTER,
-    **dict.fromkeys(("glm4_moe", "gpt_oss", "seed_oss"), _AFTER),
+    "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
+    **dict.fromkeys(("olmo2", "olmo3", "exaone4", "glm4_moe", "gpt_oss", "seed_oss"), _AFTER),
 }
 _EXPERTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
 _ROTATED = ("llama", "granite", "granitemoe", "smollm3")

@@ -49,7 +49,7 @@ _CUTS: Mapping[str, tuple[str, ...]] = {
     "seed-coder": (_SEED,),
     "tekken": (_TEKKEN,),
     **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), (_O200K,)),
-    **dict.fromkeys(("gpt-2", "default", "olmo", "mpt", "jais", "phi-2"), (_GPT2,)),
+    **dict.fromkeys(("gpt-2", "default", "olmo", "mpt", "jais", "phi-2", "exaone4"), (_GPT2,)),
     **dict.fromkeys(("smollm", "starcoder", "command-r", "refact", "codeshell", "exaone"), (r"\p{N}", _GPT2)),
     "kimi-k2": (_KIMI,),
     "deepseek-llm": _DEEPSEEK,

@@ -62,8 +62,11 @@ class Traits:
     """The embedding is normalised."""
     merged_in_checkpoint: bool = False
     """The checkpoint, too, has query, key and value in one matrix, and gate and up in another."""
+    merged_gate_up: bool = False
+    """It has gate and up so, and no more."""
     heads_in_groups: bool = False
-    """And in the former each key head, and then its value head, follows the query heads that read it."""
+    """In one matrix of query, key and value each key head, and then its value head, follows the query heads that read
+    it."""
     transposed: bool = False
     """The checkpoint's matrices have a row for each input."""
     names: Names = Names()  # noqa: RUF009 frozen
@@ -212,8 +215,9 @@ class MLP:
         """`leaves_parts`: a rank gives its own part of the sums, which others add up."""
         hidden, bias = arch.hidden_size, traits.mlp_bias
         gate_up, down = placement.within("gate_up_proj"), placement.within("down_proj")
-        width = mlp_width(arch, gate_up, 1 if traits.merged_in_checkpoint else 2, down)
-        rows = (stacked((width, width)),) if traits.merged_in_checkpoint else (width, width)
+        merged = traits.merged_in_checkpoint or traits.merged_gate_up
+        width = mlp_width(arch, gate_up, 1 if merged else 2, down)
+        rows = (stacked((width, width)),) if merged else (width, width)
         self._gate_up_proj = GatedLinear(hidden, rows, bias, gate_up, arch.activation)
         if leaves_parts:
             self._down_proj = Linear(width, (hidden,), bias, down)
