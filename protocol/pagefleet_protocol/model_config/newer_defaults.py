@@ -138,6 +138,8 @@ DOTS1: Mapping[str, Any] = {
     "num_key_value_heads": 32,
     "max_position_embeddings": 2048,
     "moe_intermediate_size": 1408,
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 6,
     "norm_topk_prob": False,
     "sliding_window": 4096,
     "max_window_layers": 62,

@@ -202,8 +202,10 @@ def _exaone4_windows(fields: ConfigFields, num_layers: int) -> Windows:
 
 def _dots1_windows(fields: ConfigFields, num_layers: int) -> Windows:
     """Of those after the first `max_window_layers`, where there is a `sliding_window`."""
+    if not fields.present("sliding_window"):
+        return (None,) * num_layers
     first = fields.count("max_window_layers", low=0)
-    return _named_windows(fields, num_layers, lambda layer: fields.present("sliding_window") and layer >= first)
+    return _named_windows(fields, num_layers, lambda layer: layer >= first)
 
 
 def rotated_layers(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
