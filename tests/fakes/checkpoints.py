@@ -45,6 +45,8 @@ _CLASSES = {
     "gpt_oss": "GptOss",
     "granite": "Granite",
     "granitemoe": "GraniteMoe",
+    "hunyuan_v1_dense": "HunYuanDenseV1",
+    "hunyuan_v1_moe": "HunYuanMoEV1",
     "llama": "Llama",
     "llama4_text": "Llama4",
     "minimax_m2": "MiniMaxM2",
@@ -133,6 +135,18 @@ _FAMILY: dict[str, dict[str, Any]] = {
     "exaone4": {"head_dim": 32, "sliding_window": 24, "sliding_window_pattern": 2},
     "glm": {"head_dim": 32, "pad_token_id": 0},
     "glm4": {"head_dim": 32, "pad_token_id": 0},
+    "hunyuan_v1_dense": {
+        "head_dim": 32,
+        "pad_token_id": 0,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0},
+    },
+    "hunyuan_v1_moe": {
+        "head_dim": 32,
+        "pad_token_id": 0,
+        "intermediate_size": 48,
+        "num_experts": 8,
+        "moe_topk": 3,
+    },
     "olmo3": {
         "sliding_window": 24,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],

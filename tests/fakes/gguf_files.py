@@ -28,6 +28,7 @@ _SPELLINGS = {
     "layer_norm_epsilon": "layer_norm_eps",
     "moe_num_experts": "num_experts",
     "moe_k": "num_experts_per_tok",
+    "moe_topk": "num_experts_per_tok",
     "moe_num_shared_experts": "n_shared_experts",
     "moe_layer_start_index": "first_k_dense_replace",
     "moe_layer_interval": "interleave_moe_layer_step",
@@ -130,7 +131,7 @@ def _metadata(config: Mapping[str, Any]) -> dict[str, Any]:
             or config.get("n_routed_experts"),
             "expert_used_count": config.get("num_experts_per_tok"),
             "expert_feed_forward_length": config["intermediate_size"]
-            if kind in ("llama4_text", "minimax_m2")
+            if kind in ("llama4_text", "minimax_m2", "hunyuan_v1_moe")
             else config.get("moe_intermediate_size"),
             "interleave_moe_layer_step": config.get("interleave_moe_layer_step"),
             "attention.key_length": config.get("head_dim"),

@@ -51,6 +51,8 @@ ARCHITECTURES = {
     "ernie4_5": "ernie4_5",
     "ernie4_5_moe": "ernie4_5-moe",
     "dots1": "dots1",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "hunyuan_v1_moe": "hunyuan-moe",
 }
 _NAMES = {
     "input_layernorm": "attn_norm",
@@ -60,6 +62,8 @@ _NAMES = {
     "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
+    "self_attn.query_layernorm": "attn_q_norm",
+    "self_attn.key_layernorm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
@@ -69,12 +73,13 @@ _NAMES = {
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     **{
         f"{shared}.{part}_proj": f"ffn_{part}_shexp"
-        for shared in ("mlp.shared_expert", "mlp.shared_experts", "feed_forward.shared_expert")
+        for shared in ("mlp.shared_expert", "mlp.shared_experts", "mlp.shared_mlp", "feed_forward.shared_expert")
         for part in ("gate", "up", "down")
     },
     **{f"feed_forward.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
     "feed_forward.router": "ffn_gate_inp",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.gate.wg": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
     "block_sparse_moe.router.layer": "ffn_gate_inp",
     "block_sparse_moe.gate": "ffn_gate_inp",

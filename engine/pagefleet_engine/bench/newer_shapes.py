@@ -132,6 +132,30 @@ _DOTS1 = {
     "torch_dtype": "bfloat16",
 }
 
+_HUNYUAN_7B = {
+    "model_type": "hunyuan_v1_dense",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128167,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0},
+    "tie_word_embeddings": True,
+    "eos_token_id": 127960,
+    "torch_dtype": "bfloat16",
+}
+_HUNYUAN_A13B = _HUNYUAN_7B | {
+    "model_type": "hunyuan_v1_moe",
+    "intermediate_size": 3072,
+    "num_experts": 64,
+    "moe_topk": [8] * 32,
+}
+
 NEWER_SHAPES: Mapping[str, Mapping[str, Any]] = {
     "glm-4-9b": _GLM4_9B,
     "glm-4-9b-0414": _GLM4_9B_0414,
@@ -140,5 +164,7 @@ NEWER_SHAPES: Mapping[str, Mapping[str, Any]] = {
     "ernie-4.5-21b-a3b": _ERNIE45_21B_A3B,
     "exaone-4.0-32b": _EXAONE4_32B,
     "dots.llm1": _DOTS1,
+    "hunyuan-7b": _HUNYUAN_7B,
+    "hunyuan-a13b": _HUNYUAN_A13B,
 }
 """Configurations by name."""

@@ -45,7 +45,7 @@ _BLOOM = r" ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{964}\x{6D4}\x{60C})]+"
 _CUTS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "dbrx", "smaug-bpe"), (_LLAMA3,)),
     **dict.fromkeys(("glm4", "chatglm-bpe"), (_LLAMA3,)),
-    **dict.fromkeys(("qwen2", "stablelm2", "deepseek-r1-qwen", "megrez"), (_QWEN2,)),
+    **dict.fromkeys(("qwen2", "stablelm2", "deepseek-r1-qwen", "megrez", "hunyuan"), (_QWEN2,)),
     "seed-coder": (_SEED,),
     "tekken": (_TEKKEN,),
     **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), (_O200K,)),
@@ -54,7 +54,7 @@ _CUTS: Mapping[str, tuple[str, ...]] = {
     "kimi-k2": (_KIMI,),
     "deepseek-llm": _DEEPSEEK,
     "deepseek-coder": _DEEPSEEK_CODER,
-    "deepseek-v3": _DEEPSEEK_V3,
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK_V3),
     "falcon": _FALCON,
     "bloom": (_BLOOM,),
 }

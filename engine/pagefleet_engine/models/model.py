@@ -42,6 +42,8 @@ MODEL_MODULES = {
     "gpt_oss": "pagefleet_engine.models.gpt_oss",
     "granite": "pagefleet_engine.models.granite",
     "granitemoe": "pagefleet_engine.models.granitemoe",
+    "hunyuan_v1_dense": "pagefleet_engine.models.hunyuan",
+    "hunyuan_v1_moe": "pagefleet_engine.models.hunyuan",
     "kimi_k2": "pagefleet_engine.models.deepseek_v3",
     "llama": "pagefleet_engine.models.llama",
     "llama4": "pagefleet_engine.models.llama4",

@@ -337,6 +337,13 @@ def _minimax_m2(model: GgufModel, fields: GgufFields, config: Mapping[str, Any])
     } | _chosen(fields)
 
 
+def _hunyuan_experts(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "num_experts": fields.count("expert_count"),
+        "intermediate_size": fields.count("expert_feed_forward_length"),
+    } | _chosen(fields)
+
+
 def _gemma3n(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
     """The share of gates that is cut off is stated as how many deviations that is over the mean."""
     layers = config["num_hidden_layers"]
@@ -428,6 +435,8 @@ _READERS: Mapping[str, Callable[[GgufModel, GgufFields, Mapping[str, Any]], dict
     "ernie4_5": _ernie,
     "ernie4_5_moe": _ernie_experts,
     "dots1": _dots1,
+    "hunyuan_v1_dense": _alike,
+    "hunyuan_v1_moe": _hunyuan_experts,
     "glm4_moe": _glm4_moe,
     "gpt_oss": _gpt_oss,
 }

@@ -114,6 +114,16 @@ _GLM4 = {
     "post_ffw_norm": "post_mlp_layernorm",
     "ffn_up": "mlp.gate_up_proj",
 }
+_HUNYUAN = {
+    "attn_q_norm": "self_attn.query_layernorm",
+    "attn_k_norm": "self_attn.key_layernorm",
+}
+_HUNYUAN_EXPERTS = {
+    **_HUNYUAN,
+    **_QWEN_EXPERTS,
+    "ffn_gate_inp": "mlp.gate.wg",
+    **{f"ffn_{part}_shexp": f"mlp.shared_mlp.{part}_proj" for part in _MLP},
+}
 _PHI = {
     "output_norm": "model.final_layernorm",
     "attn_qkv": "self_attn.qkv_proj",
@@ -188,6 +198,8 @@ _OF_KINDS: Mapping[str, Mapping[str, str]] = {
     "ernie4_5": {},
     "ernie4_5_moe": _ERNIE_EXPERTS,
     "dots1": {**_QWEN_EXPERTS, **_SHARED_EXPERTS},
+    "hunyuan_v1_dense": _HUNYUAN,
+    "hunyuan_v1_moe": _HUNYUAN_EXPERTS,
     "qwen2_moe": {**_QWEN_EXPERTS, **_SHARED_EXPERT},
     "glm4_moe": _GLM4_MOE,
     "llama4_text": _LLAMA4,

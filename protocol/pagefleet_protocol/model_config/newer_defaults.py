@@ -129,6 +129,18 @@ EXAONE4: Mapping[str, Any] = {
     "sliding_window_pattern": 4,
     "eos_token_id": 2,
 }
+HUNYUAN: Mapping[str, Any] = {
+    "vocab_size": 290_943,
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 2,
+}
+HUNYUAN_MOE_SPELLINGS = {"moe_topk": "num_experts_per_tok"}
+HUNYUAN_MOE: Mapping[str, Any] = {**HUNYUAN, "num_experts": 1, "num_experts_per_tok": 1}
 DOTS1: Mapping[str, Any] = {
     "vocab_size": 152_064,
     "hidden_size": 4608,

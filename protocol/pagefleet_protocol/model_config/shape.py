@@ -101,7 +101,7 @@ def read_shape(config: Mapping[str, Any], source: str) -> ModelShape:
         chunked=family.chunked,
         num_kv_shared_layers=_kv_shared_layers(fields, windows) if family.shares_kv else 0,
         num_experts=_num_experts(fields) if family.mixture else 0,
-        experts_per_token=fields.count("num_experts_per_tok") if family.mixture else 0,
+        experts_per_token=fields.one_count("num_experts_per_tok", num_layers) if family.mixture else 0,
         context_length=context_length,
         default_length=default_length,
         dtype=fields.text("dtype", fields.text("torch_dtype", "float32")).removeprefix("torch."),
@@ -283,7 +283,7 @@ def _rope_lengths(fields: ConfigFields) -> tuple[int, int]:
         case "default" | "llama3":
             return given, given
         case "linear" | "dynamic":
-            stretched = given * scaling.number("factor")
+            stretched = given * scaling.number("factor", 1.0 if scaling.present("alpha") else None)
         case "yarn":
             original = scaling.count("original_max_position_embeddings", given)
             stretched = max(given, original * scaling.number("factor", given / original))
@@ -359,6 +359,10 @@ _FAMILIES: Mapping[str, _Family] = {
     "gpt_oss": _Family(_gemma2_windows, defaults=defaults.GPT_OSS, spellings=defaults.GPT_OSS_SPELLINGS, mixture=True),
     "granite": _Family(defaults=defaults.GRANITE),
     "granitemoe": _Family(defaults=defaults.GRANITE_MOE, mixture=True),
+    "hunyuan_v1_dense": _Family(defaults=newer_defaults.HUNYUAN),
+    "hunyuan_v1_moe": _Family(
+        defaults=newer_defaults.HUNYUAN_MOE, spellings=newer_defaults.HUNYUAN_MOE_SPELLINGS, mixture=True
+    ),
     "kimi_k2": _Family(heads=_latent_heads, defaults=defaults.DEEPSEEK_V3, mixture=True),
     "llama": _Family(),
     "llama4": _Family(_llama4_chunks, defaults=defaults.LLAMA4, chunked=True, mixture=True),

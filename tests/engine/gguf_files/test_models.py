@@ -81,6 +81,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     },
     "dots1": {"sliding_window": None, "attention_bias": True},
     "ernie4_5": {"use_bias": True},
+    "hunyuan_v1_dense": {"rope_parameters": None, "attention_bias": True},
     "smollm3": {"num_hidden_layers": 5, "no_rope_layer_interval": 4, "attention_bias": True},
     "glm4_moe_lite": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "n_group": 1, "topk_group": 1},
     "deepseek_v2": {"rope_parameters": _YARN},
@@ -93,6 +94,7 @@ _WIDTHS: dict[str, dict[str, int]] = {
     "glm4_moe": {"moe_intermediate_size": 64},
     "granitemoe": {"intermediate_size": 64},
     "minimax_m2": {"intermediate_size": 64},
+    "hunyuan_v1_moe": {"intermediate_size": 64},
     "ernie4_5_moe": {"moe_intermediate_size": 64},
     "dots1": {"moe_intermediate_size": 64},
     "deepseek_v3": {
@@ -227,7 +229,17 @@ def test_what_a_kind_does_not_run_is_one_line(
 
 _IN_BLOCKS = ["phi3", "granite", "cohere", "qwen2_moe", "glm4_moe", "granitemoe", "gpt_oss"]
 _IN_BLOCKS += ["deepseek_v3", "llama4_text", "gemma3n_text", "phi", "gpt2", "falcon", "bloom", "mpt", "stablelm"]
-_IN_BLOCKS += ["smollm3", "seed_oss", "minimax_m2", "glm4", "olmo3", "exaone4", "ernie4_5_moe", "dots1"]
+_IN_BLOCKS += [
+    "smollm3",
+    "seed_oss",
+    "minimax_m2",
+    "glm4",
+    "olmo3",
+    "exaone4",
+    "ernie4_5_moe",
+    "dots1",
+    "hunyuan_v1_moe",
+]
 
 
 @pytest.mark.parametrize("kind", _IN_BLOCKS)

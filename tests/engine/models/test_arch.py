@@ -252,6 +252,8 @@ def read(**config: Any) -> ModelArch:
         ("gpt2", "GPT2Config"),
         ("gpt_oss", "GptOssConfig"),
         ("granite", "GraniteConfig"),
+        ("hunyuan_v1_dense", "HunYuanDenseV1Config"),
+        ("hunyuan_v1_moe", "HunYuanMoEV1Config"),
         ("llama4_text", "Llama4TextConfig"),
         ("glm", "GlmConfig"),
         ("glm4", "Glm4Config"),

@@ -61,6 +61,7 @@ MIXTURES = (
     "minimax_m2",
     "ernie4_5_moe",
     "dots1",
+    "hunyuan_v1_moe",
 )
 RECIPES = {
     "fp8 tensor": Recipe("float", "tensor", "tensor"),
