@@ -72,8 +72,10 @@ KEPT: Mapping[str, tuple[int, int | None]] = {
 }
 """Bytes that a block of a matrix takes on a CPU and on a GPU; None: its numbers become floats."""
 _MOST_EXPERTS = 1 << 12
-_MAY_HAVE_BIASES = ("phimoe", "llama", "granite", "granitemoe", "cohere", "olmo2", "olmoe", "glm4_moe")
-_MAY_HAVE_BIASES += ("smollm3", "seed_oss", "glm4", "olmo3", "dots1", "hunyuan_v1_dense", "hunyuan_v1_moe")
+_MAY_HAVE_BIASES = (
+    *("phimoe", "llama", "granite", "granitemoe", "cohere", "olmo2", "olmoe", "glm4_moe"),
+    *("smollm3", "seed_oss", "glm4", "olmo3", "dots1", "hunyuan_v1_dense", "hunyuan_v1_moe"),
+)
 _ROTATE_IN_PART = ("phi3", "glm4_moe", "phi", "stablelm", "minimax_m2", "glm4")
 _LATENT = ("deepseek_v2", "deepseek_v3")
 _EMBEDDING = "token_embd.weight"
