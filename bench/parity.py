@@ -68,11 +68,11 @@ def main() -> None:
                 rows[mode.name] = f"{same} of {len(prompts)} equal"
         figures[name] = rows
         print(name, rows, flush=True)
-    if arguments.json:
-        earlier = earlier_rows(arguments.json) if arguments.families else {}
-        rows_by_name = dict(sorted((earlier | figures).items()))
-        everything = {"prompts": NUM_PROMPTS, "tokens": NUM_TOKENS, "architectures": rows_by_name}
-        write_report(arguments.json, "parity", everything)
+        if arguments.json:  # what is measured stays, if the run does not end
+            earlier = earlier_rows(arguments.json) if arguments.families else {}
+            rows_by_name = dict(sorted((earlier | figures).items()))
+            everything = {"prompts": NUM_PROMPTS, "tokens": NUM_TOKENS, "architectures": rows_by_name}
+            write_report(arguments.json, "parity", everything)
     whole = f"{NUM_PROMPTS} of {NUM_PROMPTS} equal"
     if any(rows[mode.name] != whole for rows in figures.values() for mode in MODES):
         sys.exit(1)
