@@ -18,7 +18,7 @@ from pagefleet_kernels.native.layers import rotate_heads
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep
-from pagefleet_engine.layers.norm import HeadNorm, RMSNorm
+from pagefleet_engine.layers.norm import HeadNorm, RMSNorm, TurnedHeadNorm
 from pagefleet_engine.layers.rotary_frequencies import RopeParameters, angles, query_scales
 from pagefleet_engine.layers.weight import Placement
 
@@ -36,7 +36,12 @@ class Heads:
     """See LatentHeads."""
 
     def scale_cache(self, k_scale: float, v_scale: float) -> None:
-        """Take the scales of a KV cache in 8 bits, which arrive with the weights."""
+        """Take the scales of a KV cache in 8 bits, which arrive with the weights.
+
+        Keys that are kept without the weights of their norm are not those that `k_scale` was measured with; as their
+        mean square is one, they need none.
+        """
+        k_scale = 1.0 if isinstance(self.norm, TurnedHeadNorm) else k_scale
         self.spec = replace(self.spec, k_scale=k_scale, v_scale=v_scale)
 
 
