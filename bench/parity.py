@@ -1,14 +1,17 @@
 """The engine against transformers in float32: greedy tokens in every mode, and log-probabilities of whole prompts.
 
 python bench/parity.py --json bench/results/parity.json
+python bench/parity.py --json bench/results/parity.json --families glm4 olmo3   # these; rows of the others stay
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -38,14 +41,23 @@ def largest_logprob_difference(folder: Path, prompts: list[list[int]]) -> float:
     return largest
 
 
+def earlier_rows(path: Path) -> dict[str, dict[str, Any]]:
+    """What the file has of all families, each with the commit that it was measured at."""
+    if not path.exists():
+        return {}
+    report = json.loads(path.read_text())
+    return {name: {"commit": report["commit"]} | rows for name, rows in report["figures"]["architectures"].items()}
+
+
 def main() -> None:
     """Compare, print, write; exit status 1 on any difference."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, metavar="FAMILY", help="all unless given")
     arguments = parser.parse_args()
     prompts = prompts_of(NUM_PROMPTS, LONGEST)
     figures: dict[str, dict[str, object]] = {}
-    for name in FAMILIES:
+    for name in arguments.families or FAMILIES:
         with tempfile.TemporaryDirectory() as folder:
             save_checkpoint(Path(folder), name, "float32", "1GB", {})
             expected = reference_tokens(Path(folder), prompts, NUM_TOKENS)
@@ -56,8 +68,11 @@ def main() -> None:
                 rows[mode.name] = f"{same} of {len(prompts)} equal"
         figures[name] = rows
         print(name, rows, flush=True)
-    if arguments.json:
-        write_report(arguments.json, "parity", {"prompts": NUM_PROMPTS, "tokens": NUM_TOKENS, "architectures": figures})
+        if arguments.json:  # what is measured stays, if the run does not end
+            earlier = earlier_rows(arguments.json) if arguments.families else {}
+            rows_by_name = dict(sorted((earlier | figures).items()))
+            everything = {"prompts": NUM_PROMPTS, "tokens": NUM_TOKENS, "architectures": rows_by_name}
+            write_report(arguments.json, "parity", everything)
     whole = f"{NUM_PROMPTS} of {NUM_PROMPTS} equal"
     if any(rows[mode.name] != whole for rows in figures.values() for mode in MODES):
         sys.exit(1)

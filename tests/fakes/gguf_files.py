@@ -26,8 +26,14 @@ _SPELLINGS = {
     **dict.fromkeys(("n_embd", "d_model"), "hidden_size"),
     **dict.fromkeys(("n_positions", "max_seq_len"), "max_position_embeddings"),
     "layer_norm_epsilon": "layer_norm_eps",
+    "moe_num_experts": "num_experts",
+    "moe_k": "num_experts_per_tok",
+    "moe_topk": "num_experts_per_tok",
+    "moe_num_shared_experts": "n_shared_experts",
+    "moe_layer_start_index": "first_k_dense_replace",
+    "moe_layer_interval": "interleave_moe_layer_step",
 }
-_WITH_WINDOWS = ("gemma2", "gemma3_text", "gemma3n_text", "cohere2", "phi3", "gpt_oss")
+_WITH_WINDOWS = ("gemma2", "gemma3_text", "gemma3n_text", "cohere2", "phi3", "gpt_oss", "olmo3", "exaone4")
 
 
 def write_gguf(
@@ -105,14 +111,13 @@ def _spelled(config: dict[str, Any]) -> dict[str, Any]:
 def _metadata(config: Mapping[str, Any]) -> dict[str, Any]:
     """Of the architecture; None where a model has none of it."""
     kind, rope = config["model_type"], config.get("rope_parameters") or {}
-    is_llama4 = kind == "llama4_text"
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     return (
         {
             "block_count": config["num_hidden_layers"],
             "context_length": config["max_position_embeddings"],
             "embedding_length": config["hidden_size"],
-            "feed_forward_length": config["intermediate_size_mlp" if is_llama4 else "intermediate_size"],
+            "feed_forward_length": config.get("intermediate_size_mlp", config["intermediate_size"]),
             "attention.head_count": config["num_attention_heads"],
             "attention.head_count_kv": config["num_key_value_heads"],
             "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
@@ -126,12 +131,15 @@ def _metadata(config: Mapping[str, Any]) -> dict[str, Any]:
             or config.get("n_routed_experts"),
             "expert_used_count": config.get("num_experts_per_tok"),
             "expert_feed_forward_length": config["intermediate_size"]
-            if is_llama4
+            if kind in ("llama4_text", "minimax_m2", "hunyuan_v1_moe")
             else config.get("moe_intermediate_size"),
             "interleave_moe_layer_step": config.get("interleave_moe_layer_step"),
             "attention.key_length": config.get("head_dim"),
             "attention.value_length": config.get("head_dim"),
             "attention.sliding_window": config.get("sliding_window") if kind in _WITH_WINDOWS else None,
+            "attention.sliding_window_pattern": [layer == "sliding_attention" for layer in config["layer_types"]]
+            if kind in ("olmo3", "exaone4")
+            else None,
             "attn_logit_softcapping": config.get("attn_logit_softcapping"),
             "final_logit_softcapping": config.get("final_logit_softcapping"),
             "logit_scale": config.get("logit_scale") or config.get("logits_scaling"),
@@ -141,7 +149,7 @@ def _metadata(config: Mapping[str, Any]) -> dict[str, Any]:
             "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
             "expert_shared_count": config.get("n_shared_experts"),
             "expert_weights_scale": config.get("routed_scaling_factor"),
-            "expert_weights_norm": config.get("norm_topk_prob") if kind == "glm4_moe" else None,
+            "expert_weights_norm": config.get("norm_topk_prob") if kind in ("glm4_moe", "dots1") else None,
             "leading_dense_block_count": config.get("first_k_dense_replace"),
         }
         | _latent_metadata(config)
@@ -179,15 +187,22 @@ def _latent_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
         "attention.key_length_mla": config["qk_nope_head_dim"] + rotated,
         "attention.value_length_mla": config["v_head_dim"],
         "rope.dimension_count": rotated,
+        "expert_group_count": config.get("n_group"),
+        "expert_group_used_count": config.get("topk_group"),
+        "expert_gating_func": 2 if config["model_type"] == "deepseek_v3" else 1,
+        "expert_weights_norm": config.get("norm_topk_prob"),
+    } | _yarn_metadata(rope)
+
+
+def _yarn_metadata(rope: Mapping[str, Any]) -> dict[str, Any]:
+    if rope["rope_type"] != "yarn":
+        return {}
+    return {
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": rope["factor"],
         "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
         "rope.scaling.yarn_beta_fast": rope.get("beta_fast"),
         "rope.scaling.yarn_log_multiplier": 0.1 * rope["mscale_all_dim"],
-        "expert_group_count": config.get("n_group"),
-        "expert_group_used_count": config.get("topk_group"),
-        "expert_gating_func": 2 if config["model_type"] == "deepseek_v3" else 1,
-        "expert_weights_norm": config.get("norm_topk_prob"),
     }
 
 

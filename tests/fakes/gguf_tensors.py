@@ -41,6 +41,18 @@ ARCHITECTURES = {
     "bloom": "bloom",
     "mpt": "mpt",
     "stablelm": "stablelm",
+    "smollm3": "smollm3",
+    "seed_oss": "seed_oss",
+    "minimax_m2": "minimax-m2",
+    "glm4_moe_lite": "deepseek2",
+    "glm4": "glm4",
+    "olmo3": "olmo2",
+    "exaone4": "exaone4",
+    "ernie4_5": "ernie4_5",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "dots1": "dots1",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "hunyuan_v1_moe": "hunyuan-moe",
 }
 _NAMES = {
     "input_layernorm": "attn_norm",
@@ -50,6 +62,8 @@ _NAMES = {
     "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
+    "self_attn.query_layernorm": "attn_q_norm",
+    "self_attn.key_layernorm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
@@ -59,12 +73,13 @@ _NAMES = {
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     **{
         f"{shared}.{part}_proj": f"ffn_{part}_shexp"
-        for shared in ("mlp.shared_expert", "mlp.shared_experts", "feed_forward.shared_expert")
+        for shared in ("mlp.shared_expert", "mlp.shared_experts", "mlp.shared_mlp", "feed_forward.shared_expert")
         for part in ("gate", "up", "down")
     },
     **{f"feed_forward.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
     "feed_forward.router": "ffn_gate_inp",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.gate.wg": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
     "block_sparse_moe.router.layer": "ffn_gate_inp",
     "block_sparse_moe.gate": "ffn_gate_inp",
@@ -108,6 +123,8 @@ _NAMES = {
 }
 _WITHOUT_SUFFIX = {
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
+    "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
     "self_attn.sinks": "attn_sinks.weight",
     "altup.correct_output_scale": "altup_correct_scale.weight",
 }
@@ -138,12 +155,11 @@ _NORMS = {
     "gemma2": _AROUND,
     "gemma3_text": _AROUND,
     "gemma3n_text": _AROUND,
-    "olmo2": _AFTER,
-    "glm4_moe": _AFTER,
-    "gpt_oss": _AFTER,
+    "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
+    **dict.fromkeys(("olmo2", "olmo3", "exaone4", "glm4_moe", "gpt_oss", "seed_oss"), _AFTER),
 }
 _EXPERTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
-_ROTATED = ("llama", "granite", "granitemoe")
+_ROTATED = ("llama", "granite", "granitemoe", "smollm3")
 _LESS_ONE = ("gemma", "gemma2", "gemma3_text")
 _LAYER = re.compile(r"(?:model\.layers|transformer\.(?:h|blocks))\.(\d+)\.(.+)")
 

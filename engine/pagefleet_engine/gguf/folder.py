@@ -26,7 +26,7 @@ from pagefleet_engine.gguf.tokenizer import tokenizer_files
 
 _SUFFIX = ".gguf"
 _PART = re.compile(r"-(\d{5})-of-\d{5}$")
-_WRITING = 5
+_WRITING = 6
 """Counts up when what is written changes: folders of before are left alone."""
 _MOST_FACTORS = 1 << 16
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _AFTER_WORDS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _AFTER_WORDS
+_SEED = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN2 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _AFTER_WORDS
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _WORD = r"[^\r\n\p{L}\p{N}]?"
@@ -44,15 +45,16 @@ _BLOOM = r" ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{964}\x{6D4}\x{60C})]+"
 _CUTS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "dbrx", "smaug-bpe"), (_LLAMA3,)),
     **dict.fromkeys(("glm4", "chatglm-bpe"), (_LLAMA3,)),
-    **dict.fromkeys(("qwen2", "stablelm2", "deepseek-r1-qwen", "megrez"), (_QWEN2,)),
+    **dict.fromkeys(("qwen2", "stablelm2", "deepseek-r1-qwen", "megrez", "hunyuan"), (_QWEN2,)),
+    "seed-coder": (_SEED,),
     "tekken": (_TEKKEN,),
-    **dict.fromkeys(("gpt-4o", "llama4"), (_O200K,)),
-    **dict.fromkeys(("gpt-2", "default", "olmo", "mpt", "jais", "phi-2"), (_GPT2,)),
+    **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), (_O200K,)),
+    **dict.fromkeys(("gpt-2", "default", "olmo", "mpt", "jais", "phi-2", "exaone4"), (_GPT2,)),
     **dict.fromkeys(("smollm", "starcoder", "command-r", "refact", "codeshell", "exaone"), (r"\p{N}", _GPT2)),
     "kimi-k2": (_KIMI,),
     "deepseek-llm": _DEEPSEEK,
     "deepseek-coder": _DEEPSEEK_CODER,
-    "deepseek-v3": _DEEPSEEK_V3,
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK_V3),
     "falcon": _FALCON,
     "bloom": (_BLOOM,),
 }

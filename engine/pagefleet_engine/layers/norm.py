@@ -178,6 +178,31 @@ class UnitHeadNorm(HeadNorm):
         self._slots = {}
 
 
+class TurnedHeadNorm(UnitHeadNorm):
+    """RMSNorm of each query and key head after it is rotated.
+
+    A head is as long before as after, and is normalised there. Of the weights a score sees the product: it multiplies
+    rotated queries, and keys are kept without.
+    """
+
+    __slots__ = ("_arrived", "query_factors_H")
+
+    def __init__(
+        self, heads: int, kv_heads: int, head_dim: int, eps: float, placement: Placement, names: tuple[str, str]
+    ) -> None:
+        super().__init__(heads, kv_heads, head_dim, eps, placement)
+        self._arrived: list[Tensor] = []
+        self.query_factors_H: Tensor
+        """float32"""
+        self._slots = {name: Weight((head_dim,), None, placement, self._take) for name in names}
+
+    def _take(self, weight_H: Tensor) -> None:
+        self._arrived.append(weight_H.to(torch.float32))
+        if len(self._arrived) == len(self._slots):
+            first_H, second_H = self._arrived
+            self.query_factors_H = first_H * second_H
+
+
 class ValueNorm:
     """RMSNorm of each value head, without a weight."""
 

@@ -18,7 +18,7 @@ from pagefleet_kernels.native.layers import rotate_heads
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep
-from pagefleet_engine.layers.norm import HeadNorm, RMSNorm
+from pagefleet_engine.layers.norm import HeadNorm, RMSNorm, TurnedHeadNorm
 from pagefleet_engine.layers.rotary_frequencies import RopeParameters, angles, query_scales
 from pagefleet_engine.layers.weight import Placement
 
@@ -36,7 +36,12 @@ class Heads:
     """See LatentHeads."""
 
     def scale_cache(self, k_scale: float, v_scale: float) -> None:
-        """Take the scales of a KV cache in 8 bits, which arrive with the weights."""
+        """Take the scales of a KV cache in 8 bits, which arrive with the weights.
+
+        Keys that are kept without the weights of their norm are not those that `k_scale` was measured with; as their
+        mean square is one, they need none.
+        """
+        k_scale = 1.0 if isinstance(self.norm, TurnedHeadNorm) else k_scale
         self.spec = replace(self.spec, k_scale=k_scale, v_scale=v_scale)
 
 
@@ -80,18 +85,21 @@ class RotaryEmbedding:
         self._rope, self._head_dim, self._placement = rope, head_dim, placement
         self._rotary_dim = rope.rotary_dim(head_dim)
         self._table_PR: Tensor | None = None
-        if placement.use_kernels and rope.rope_type != "none":
+        if placement.use_kernels and rope.rope_type == "none":
+            still_2h = torch.tensor([[1.0], [0.0]], device=placement.device).expand(2, head_dim // 2)
+            self._table_PR = still_2h.reshape(1, head_dim).expand(max_positions, head_dim)  # one row in memory
+        elif placement.use_kernels:
             turns = angles(rope, self._rotary_dim, torch.arange(max_positions, device=placement.device))
             self._table_PR = torch.cat((turns.cos(), turns.sin()), dim=-1) * rope.magnitude
 
     def at(self, positions_T: Tensor) -> Rotation:
         """The rotation to integer positions [T]."""
+        by_kernel = None if self._table_PR is None else _KernelRotation(self._table_PR, positions_T)
         if self._rope.rope_type == "none":
-            return _NoRotation(
-                len(positions_T), query_scales(self._rope, positions_T) if self._rope.query_growth else None
-            )
-        if self._table_PR is not None:
-            return _KernelRotation(self._table_PR, positions_T)
+            scales_T = query_scales(self._rope, positions_T) if self._rope.query_growth else None
+            return _NoRotation(len(positions_T), scales_T, by_kernel)
+        if by_kernel is not None:
+            return by_kernel
         turns = angles(self._rope, self._rotary_dim, positions_T)
         cos, sin = turns.cos(), turns.sin()
         if self._placement.native_layers is not None and self._head_dim <= MAX_HEAD_DIM:
@@ -183,21 +191,32 @@ class _NativeRotation:
 
 
 class _NoRotation:
-    """Heads stay as they are; queries may grow with their positions."""
+    """Heads stay where they are; queries may grow with their positions."""
 
-    __slots__ = ("_scales_T11", "num_tokens")
+    __slots__ = ("_normed", "_scales_T11", "num_tokens")
 
-    def __init__(self, num_tokens: int, scales_T: Tensor | None) -> None:
-        self.num_tokens = num_tokens
+    def __init__(self, num_tokens: int, scales_T: Tensor | None, normed: Rotation | None) -> None:
+        """`normed`: by angles of zero, for heads that are normalised; None: torch does it."""
+        self.num_tokens, self._normed = num_tokens, normed
         self._scales_T11 = None if scales_T is None else scales_T[:, None, None]
 
     def prepare(self, heads: Heads, qkv_TLH: Tensor, step: AttentionStep) -> Tensor:
         """See Rotation."""
-        assert heads.norm is None, "heads that do not rotate are normalised before, if at all"
-        num_kv_heads = heads.num_kv_heads
-        q_TNH, k_TKH, v_TKH = qkv_TLH.split_with_sizes((heads.num_heads, num_kv_heads, num_kv_heads), 1)
-        step.write(heads.spec, k_TKH, v_TKH)
+        if heads.norm is not None and self._normed is not None:
+            q_TNH = self._normed.prepare(heads, qkv_TLH, step)
+        else:
+            q_TNH = self._written(heads, qkv_TLH, step)
         return q_TNH if self._scales_T11 is None else q_TNH.mul_(self._scales_T11)
+
+    def _written(self, heads: Heads, qkv_TLH: Tensor, step: AttentionStep) -> Tensor:
+        """The queries; keys and values are in their pages."""
+        num_heads, num_kv_heads = heads.num_heads, heads.num_kv_heads
+        qk_TMH, v_TKH = qkv_TLH.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), 1)
+        if heads.norm is not None:
+            qk_TMH = heads.norm(qk_TMH)
+        q_TNH, k_TKH = qk_TMH.split_with_sizes((num_heads, num_kv_heads), 1)
+        step.write(heads.spec, k_TKH, v_TKH)
+        return q_TNH
 
     def prepare_latents(self, heads: LatentHeads, q_TNH: Tensor, kept_TW: Tensor, step: AttentionStep) -> Tensor:
         """There are no such models."""

@@ -25,6 +25,7 @@ from pagefleet_engine.layers.norm import (
     HeadNorm,
     ProjectionNorm,
     Residual,
+    TurnedHeadNorm,
     UnitHeadNorm,
     projection_norm,
 )
@@ -34,6 +35,11 @@ from pagefleet_engine.layers.weight import Kept, Placement, Weight, prefixed
 from pagefleet_engine.models.arch import LayerNorms, ModelArch
 from pagefleet_engine.models.names import Names
 
+QueryKeyNorm = Literal["none", "heads", "rotated heads", "turned heads", "projection", "layer", "stacked layer"]
+"""Normalise queries and keys before they are rotated: each head, or without weights and only where heads rotate, or all
+heads of a token together; or by a LayerNorm for each head, whose weights the checkpoint has one by one or in one
+tensor. "turned heads": each head, after it is rotated."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
@@ -42,10 +48,7 @@ class Traits:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    query_key_norm: Literal["none", "heads", "rotated heads", "projection", "layer", "stacked layer"] = "none"
-    """Normalise queries and keys before they are rotated: each head, or without weights and only where heads rotate, or
-    all heads of a token together; or by a LayerNorm for each head, whose weights the checkpoint has one by one or in
-    one tensor."""
+    query_key_norm: QueryKeyNorm = "none"
     interleaved_rotation: bool = False
     """Neighbours rotate against each other, not one half of a head against the other."""
     sinks: bool = False
@@ -62,8 +65,11 @@ class Traits:
     """The embedding is normalised."""
     merged_in_checkpoint: bool = False
     """The checkpoint, too, has query, key and value in one matrix, and gate and up in another."""
+    merged_gate_up: bool = False
+    """It has gate and up so, and no more."""
     heads_in_groups: bool = False
-    """And in the former each key head, and then its value head, follows the query heads that read it."""
+    """In one matrix of query, key and value each key head, and then its value head, follows the query heads that read
+    it."""
     transposed: bool = False
     """The checkpoint's matrices have a row for each input."""
     names: Names = Names()  # noqa: RUF009 frozen
@@ -93,17 +99,12 @@ class Attention:
         self._project: Callable[[Activations], Tensor] = self._qkv_proj
         if (limit := arch.clip_qkv) is not None:
             self._project = lambda x_TD: self._qkv_proj(x_TD).clamp_(-limit, limit)
-        self._norm: HeadNorm | HeadLayerNorm | ProjectionNorm | DividedProjectionNorm | None = None
-        head_norm = None
-        if traits.query_key_norm == "heads":
-            self._norm = head_norm = HeadNorm(heads, kv_heads, head_dim, eps, placement, traits.norm_unit_offset)
-        elif traits.query_key_norm == "rotated heads":
-            if arch.ropes[arch.layer_ropes[layer]].rope_type != "none":
-                self._norm = head_norm = UnitHeadNorm(heads, kv_heads, head_dim, eps, placement)
-        elif traits.query_key_norm == "projection":
+        head_norm = _head_norm(arch, layer, traits, (heads, kv_heads), placement)
+        self._norm: HeadNorm | HeadLayerNorm | ProjectionNorm | DividedProjectionNorm | None = head_norm
+        if traits.query_key_norm == "projection":
             self._norm = norm = projection_norm(q_width, k_width, eps, placement)
             self._project = lambda x_TD: norm(self._qkv_proj(x_TD))
-        elif traits.query_key_norm != "none":
+        elif traits.query_key_norm in ("layer", "stacked layer"):
             parts, is_stacked = {names.q_norm: own, names.k_norm: own_kv}, traits.query_key_norm == "stacked layer"
             self._norm = each = HeadLayerNorm(parts, head_dim, eps, placement, is_stacked)
             self._project = lambda x_TD: each(self._qkv_proj(x_TD))
@@ -161,12 +162,29 @@ class Attention:
         return self._heads.spec
 
 
+def _head_norm(
+    arch: ModelArch, layer: int, traits: Traits, heads: tuple[int, int], placement: Placement
+) -> HeadNorm | None:
+    """What is done as heads are rotated, or where they would be; `heads` of queries and of keys."""
+    names, sizes = traits.names, (*heads, arch.head_dim, arch.rms_norm_eps, placement)
+    match traits.query_key_norm:
+        case "heads":
+            return HeadNorm(*sizes, traits.norm_unit_offset)
+        case "rotated heads" if arch.ropes[arch.layer_ropes[layer]].rope_type != "none":
+            return UnitHeadNorm(*sizes)
+        case "turned heads":
+            return TurnedHeadNorm(*sizes, (names.q_norm, names.k_norm))
+    return None
+
+
 def attend(
     heads: Heads, qkv_TLH: Tensor, rotation: Rotation, step: AttentionStep, rounding: QuantizeSpec | None
 ) -> Activations:
     """From projected heads to [T, N * H], rounded as asked for where that costs nothing; `qkv` must not be read
     afterwards."""
     q_TNH = rotation.prepare(heads, qkv_TLH, step)
+    if isinstance(heads.norm, TurnedHeadNorm):
+        q_TNH = q_TNH.mul_(heads.norm.query_factors_H)
     if rounding is None or not isinstance(step, RoundingStep):
         return step.attend(heads.spec, q_TNH).flatten(1)
     out = step.attend_rounded(heads.spec, q_TNH, rounding)
@@ -212,8 +230,9 @@ class MLP:
         """`leaves_parts`: a rank gives its own part of the sums, which others add up."""
         hidden, bias = arch.hidden_size, traits.mlp_bias
         gate_up, down = placement.within("gate_up_proj"), placement.within("down_proj")
-        width = mlp_width(arch, gate_up, 1 if traits.merged_in_checkpoint else 2, down)
-        rows = (stacked((width, width)),) if traits.merged_in_checkpoint else (width, width)
+        merged = traits.merged_in_checkpoint or traits.merged_gate_up
+        width = mlp_width(arch, gate_up, 1 if merged else 2, down)
+        rows = (stacked((width, width)),) if merged else (width, width)
         self._gate_up_proj = GatedLinear(hidden, rows, bias, gate_up, arch.activation)
         if leaves_parts:
             self._down_proj = Linear(width, (hidden,), bias, down)

@@ -122,32 +122,32 @@ class PostNormLayer:
     """What attention and MLP give is normalised before it is added; with `layer_norms` "around" what they read, too."""
 
     def __init__(self, arch: ModelArch, layer: int, traits: Traits, placement: Placement) -> None:
-        self._tokens = token_ranks(placement)
-        self._attention = Attention(arch, layer, traits, placement.within("self_attn"))
+        self._tokens, self._names = token_ranks(placement), traits.names
+        self._attention = Attention(arch, layer, traits, placement.within(self._names.attention))
         self._post_attention_norm = block_norm(arch, traits, placement)
-        self._mlp = MLP(arch, traits, placement.within("mlp"))
+        self._mlp = MLP(arch, traits, placement.within(self._names.mlp))
         self._post_mlp_norm = block_norm(arch, traits, placement)
         self._read_norms: dict[str, Norm] = {}
         if traits.layer_norms == "around":
-            for name in ("input_layernorm", "pre_feedforward_layernorm"):
+            for name in (self._names.input_norm, self._names.pre_mlp_norm):
                 self._read_norms[name] = block_norm(arch, traits, placement)
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See HasWeights."""
         for name, norm in self._read_norms.items():
             yield from prefixed(name, norm)
-        yield from prefixed("self_attn", self._attention)
-        yield from prefixed("post_attention_layernorm", self._post_attention_norm)
-        yield from prefixed("mlp", self._mlp)
-        yield from prefixed("post_feedforward_layernorm", self._post_mlp_norm)
+        yield from prefixed(self._names.attention, self._attention)
+        yield from prefixed(self._names.post_attention_norm, self._post_attention_norm)
+        yield from prefixed(self._names.mlp, self._mlp)
+        yield from prefixed(self._names.post_mlp_norm, self._post_mlp_norm)
 
     def __call__(self, stream: Residual, rotation: Rotation, step: AttentionStep) -> Residual:
         """See DecoderLayer."""
         hidden_UD, _ = stream
         num = rotation.num_tokens
-        x_TD = self._read("input_layernorm", hidden_UD, num, self._attention.rounding)
+        x_TD = self._read(self._names.input_norm, hidden_UD, num, self._attention.rounding)
         hidden_UD = self._post_attention_norm.add_to(hidden_UD, self._attention(x_TD, rotation, step))
-        x_TD = self._read("pre_feedforward_layernorm", hidden_UD, num, self._mlp.rounding)
+        x_TD = self._read(self._names.pre_mlp_norm, hidden_UD, num, self._mlp.rounding)
         return self._post_mlp_norm.add_to(hidden_UD, self._mlp(x_TD, step)), None
 
     def _read(self, name: str, hidden_UD: Tensor, num_tokens: int, rounding: QuantizeSpec | None) -> Activations:

@@ -16,7 +16,7 @@ def read_counts(shape: ModelShape) -> tuple[int, int]:
         ModelLoadError: a token would go to more than there are.
     """
     fields, count = shape.fields, shape.num_experts
-    top_k = fields.count("num_experts_per_tok")
+    top_k = shape.experts_per_token
     if top_k > count:
         raise ModelLoadError(f"{fields.source}: num_experts_per_tok is {top_k}, of {count} experts: repair the file")
     return count, top_k

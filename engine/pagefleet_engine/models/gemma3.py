@@ -64,8 +64,10 @@ def ends_of_text(shape: ModelShape) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ends))
 
 
-def ropes_by_kind(shape: ModelShape) -> tuple[RopeParameters, ...]:
-    """Of the layers that see the whole context, and of those with a window.
+def ropes_by_kind(
+    shape: ModelShape, *, theta: float = 1_000_000.0, local_theta: float = 10_000.0
+) -> tuple[RopeParameters, ...]:
+    """Of the layers that see the whole context, and of those with a window; bases are theirs where a file has none.
 
     Both in `rope_parameters`, or as in older files: `rope_theta` and `rope_scaling` for the former,
     `rope_local_base_freq` for the latter.
@@ -76,6 +78,6 @@ def ropes_by_kind(shape: ModelShape) -> tuple[RopeParameters, ...]:
         raise ModelLoadError(f"{scaling.source} must hold an object for each of {', '.join(_KINDS)}: repair the file")
     full = scaling.section("full_attention") if fields.present("rope_parameters") else fields.section("rope_scaling")
     sliding = scaling.section("sliding_attention")
-    full_theta = full.number("rope_theta", fields.number("rope_theta", 1_000_000.0))
-    sliding_theta = sliding.number("rope_theta", fields.number("rope_local_base_freq", 10_000.0))
+    full_theta = full.number("rope_theta", fields.number("rope_theta", theta))
+    sliding_theta = sliding.number("rope_theta", fields.number("rope_local_base_freq", local_theta))
     return (rope_from(full, fields, head_dim, full_theta), rope_from(sliding, fields, head_dim, sliding_theta))

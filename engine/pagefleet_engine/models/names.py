@@ -22,6 +22,9 @@ class Names:
     attention: str = "self_attn"
     post_attention_norm: str = "post_attention_layernorm"
     mlp: str = "mlp"
+    # Where attention and the MLP give something normalised
+    pre_mlp_norm: str = "pre_feedforward_layernorm"
+    post_mlp_norm: str = "post_feedforward_layernorm"
     # Within attention
     qkv: str = "qkv_proj"
     output: str = "o_proj"

@@ -35,13 +35,7 @@ def rope_from(scaling: ConfigFields, fields: ConfigFields, head_dim: int, theta:
             factor = scaling.number("factor")
             return RopeParameters(rope_type="linear", theta=theta, rotated_share=share, factor=factor)
         case "dynamic":
-            return RopeParameters(
-                rope_type="dynamic",
-                theta=theta,
-                rotated_share=share,
-                factor=scaling.number("factor"),
-                original_max_position=max_position,
-            )
+            return _dynamic(scaling, theta, share, rotary_dim, max_position)
         case "llama3":
             return _llama3(scaling, theta, share, max_position)
         case "yarn":
@@ -53,6 +47,20 @@ def rope_from(scaling: ConfigFields, fields: ConfigFields, head_dim: int, theta:
                 f"{scaling.source}: rope_type is {rope_type}; pagefleet knows default, linear, dynamic, llama3, yarn, "
                 "longrope"
             )
+
+
+def _dynamic(scaling: ConfigFields, theta: float, share: float, rotary_dim: int, max_position: int) -> RopeParameters:
+    """By the length; or with Hunyuan's `alpha`, which no length changes."""
+    if scaling.present("alpha"):
+        stretch = scaling.number("alpha") ** (rotary_dim / (rotary_dim - 2))
+        return RopeParameters(theta=theta * stretch, rotated_share=share)
+    return RopeParameters(
+        rope_type="dynamic",
+        theta=theta,
+        rotated_share=share,
+        factor=scaling.number("factor"),
+        original_max_position=max_position,
+    )
 
 
 def _llama3(scaling: ConfigFields, theta: float, share: float, max_position: int) -> RopeParameters:

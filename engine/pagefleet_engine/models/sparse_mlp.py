@@ -33,14 +33,15 @@ from pagefleet_engine.models.blocks import MLP, Traits
 
 
 class Router:
-    """Which experts get which token. Never quantized; sigmoid gates are computed in float32, as they were trained."""
+    """Which experts get which token. Never quantized; sigmoid gates, and those with a correction, are computed in
+    float32, as they were trained."""
 
     def __init__(self, arch: ModelArch, experts: ExpertsArch, traits: Traits, placement: Placement) -> None:
         self._weight_ED: Tensor
         self._bias_E: Tensor | None = None
         self._correction_E: Tensor | None = None
         self._routing = routing = experts.routing
-        dtype = torch.float32 if routing.scoring == "sigmoid" else None
+        dtype = torch.float32 if routing.scoring == "sigmoid" or traits.router_correction else None
         columns, count = arch.hidden_size, routing.num_experts
         names = traits.experts
         within = placement.within(names.router)
@@ -49,7 +50,7 @@ class Router:
             self._slots[f"{names.router}.bias"] = Weight((count,), None, within, self._install_bias, dtype=dtype)
         if traits.router_correction:
             slot = Weight((count,), None, within, self._install_correction, dtype=torch.float32)
-            self._slots[names.correction] = slot
+            self._slots[names.correction] = slot.stored_as((1, count)) if names.correction_is_row else slot
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See HasWeights; names are those within the layer of experts."""

@@ -41,6 +41,16 @@ _KINDS = {
     "bloom": "bloom",
     "mpt": "mpt",
     "stablelm": "stablelm",
+    "smollm3": "smollm3",
+    "seed_oss": "seed_oss",
+    "minimax-m2": "minimax_m2",
+    "glm4": "glm4",
+    "exaone4": "exaone4",
+    "ernie4_5": "ernie4_5",
+    "ernie4_5-moe": "ernie4_5_moe",
+    "dots1": "dots1",
+    "hunyuan-dense": "hunyuan_v1_dense",
+    "hunyuan-moe": "hunyuan_v1_moe",
 }
 """`general.architecture` and our `model_type`; some metadata makes it another, see `model_kind`."""
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
@@ -62,8 +72,11 @@ KEPT: Mapping[str, tuple[int, int | None]] = {
 }
 """Bytes that a block of a matrix takes on a CPU and on a GPU; None: its numbers become floats."""
 _MOST_EXPERTS = 1 << 12
-_MAY_HAVE_BIASES = ("phimoe", "llama", "granite", "granitemoe", "cohere", "olmo2", "olmoe", "glm4_moe")
-_ROTATE_IN_PART = ("phi3", "glm4_moe", "phi", "stablelm")
+_MAY_HAVE_BIASES = (
+    *("phimoe", "llama", "granite", "granitemoe", "cohere", "olmo2", "olmoe", "glm4_moe"),
+    *("smollm3", "seed_oss", "glm4", "olmo3", "dots1", "hunyuan_v1_dense", "hunyuan_v1_moe"),
+)
+_ROTATE_IN_PART = ("phi3", "glm4_moe", "phi", "stablelm", "minimax_m2", "glm4")
 _LATENT = ("deepseek_v2", "deepseek_v3")
 _EMBEDDING = "token_embd.weight"
 _TABLES = (_EMBEDDING, "per_layer_token_embd.weight", "position_embd.weight")
@@ -86,7 +99,9 @@ def model_kind(model: GgufModel) -> str:
         )
     if kind == "llama" and model.metadata.get("llama.expert_count"):
         return "mixtral"
-    return "deepseek_v3" if kind == "deepseek_v2" and has_sigmoid_gates(GgufFields(model)) else kind
+    if kind == "olmo2" and GgufFields(model).has("attention.sliding_window"):
+        return "olmo3"
+    return "deepseek_v3" if kind == "deepseek_v2" and has_sigmoid_gates(model, GgufFields(model)) else kind
 
 
 def head_dim(model: GgufModel) -> int:

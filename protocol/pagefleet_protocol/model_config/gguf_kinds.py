@@ -21,7 +21,11 @@ _LLAMA4_WITHOUT_NORMS = 128
 """Experts of Maverick, which does not normalise queries and keys as Scout does."""
 _PHIMOE_MAGNITUDE = 1.243163121016122
 """Of Phi 3.5 MoE's rotation at any length; files have what LongRoPE's formula gives instead."""
-_SIGMOID = 2
+_SMOLLM3_PERIOD = 4
+"""Layers of which the last does not rotate."""
+_EXAONE4_LAYERS = 64
+"""Of its 32B."""
+_SOFTMAX, _SIGMOID = 1, 2
 _YARN_LOG = 0.1
 """What llama.cpp's multiplier of the logarithm has in it, and YaRN's formula has beside it."""
 _LAYER_NORM_EPS = {
@@ -48,16 +52,23 @@ def num_layers(fields: GgufFields) -> int:
     return fields.count("block_count") - fields.count("nextn_predict_layers", 0, low=0)
 
 
-def has_sigmoid_gates(fields: GgufFields) -> bool:
-    """Whether DeepSeek's experts are chosen so; by softmax where a file does not say, as older ones of V2 do not.
+def has_sigmoid_gates(model: GgufModel, fields: GgufFields) -> bool:
+    """Whether DeepSeek's experts are chosen so. Where a file does not say, as first ones of V2 and GLM 4.7 Flash do
+    not, it is where the choice is corrected, as in all but V2.
 
     Raises:
         ModelConfigError: they are chosen otherwise.
     """
-    gates = fields.count("expert_gating_func", 1)
-    if gates not in (1, _SIGMOID):
+    is_corrected = any(name.endswith("exp_probs_b.bias") for name in model.tensors)
+    gates = fields.count("expert_gating_func", _SIGMOID if is_corrected else _SOFTMAX)
+    if gates not in (_SOFTMAX, _SIGMOID):
         raise fields.refusal("expert_gating_func", f"is {gates}, and 1 (softmax) and 2 (sigmoid) are run")
     return gates == _SIGMOID
+
+
+def _check_sigmoid(model: GgufModel, fields: GgufFields) -> None:
+    if not has_sigmoid_gates(model, fields):
+        raise fields.refusal("expert_gating_func", f"is not {_SIGMOID} (sigmoid), which alone is run")
 
 
 def _llama(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,10 +112,52 @@ def _olmoe(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> d
     return {"num_experts": fields.count("expert_count"), "norm_topk_prob": False} | _chosen(fields)
 
 
-def _olmo2(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
-    if fields.has("attention.sliding_window"):
-        raise fields.refusal("attention.sliding_window", "is of OLMo 3, which is not run")
-    return {}
+def _olmo3(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The rotation is stretched where there is no window."""
+    return {"sliding_window": fields.count("attention.sliding_window")} | _windows(fields, config)
+
+
+def _exaone4(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    """First files of the 32B leave its windows out."""
+    found = _windows(fields, config)
+    if not found and config["num_hidden_layers"] != _EXAONE4_LAYERS:
+        return {"sliding_window": None}
+    return {"sliding_window": fields.count("attention.sliding_window", 4096)} | found
+
+
+def _windows(fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Which layers have one, where the file says so."""
+    if not fields.has("attention.sliding_window_pattern"):
+        return {}
+    windows = fields.numbers("attention.sliding_window_pattern", config["num_hidden_layers"])
+    return {"layer_types": [f"{'sliding' if window else 'full'}_attention" for window in windows]}
+
+
+def _ernie(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"use_bias": "blk.0.attn_q.bias" in model.tensors}
+
+
+def _ernie_experts(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    if fields.count("expert_gating_func", _SOFTMAX) != _SOFTMAX:
+        raise fields.refusal("expert_gating_func", f"is not {_SOFTMAX} (softmax), which alone is run")
+    own = {
+        "num_experts": fields.count("expert_count"),
+        "moe_num_shared_experts": fields.count("expert_shared_count", 0, low=0),
+        "moe_intermediate_size": fields.count("expert_feed_forward_length"),
+        "moe_layer_start_index": fields.count("leading_dense_block_count", 0, low=0),
+        "moe_layer_interval": fields.count("interleave_moe_layer_step", 1),
+    }
+    return _ernie(model, fields, config) | own | _chosen(fields)
+
+
+def _dots1(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    _check_sigmoid(model, fields)
+    return _experts_and_shared(fields) | {
+        "norm_topk_prob": fields.flag("expert_weights_norm", False),
+        "n_group": 1,
+        "topk_group": 1,
+        "sliding_window": None,
+    }
 
 
 def _gemma(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -271,6 +324,26 @@ def _deepseek(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -
     return found
 
 
+def _smollm3(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"no_rope_layer_interval": _SMOLLM3_PERIOD}
+
+
+def _minimax_m2(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    _check_sigmoid(model, fields)
+    return {
+        "num_local_experts": fields.count("expert_count"),
+        "intermediate_size": fields.count("expert_feed_forward_length"),
+        "routed_scaling_factor": fields.number("expert_weights_scale", 1.0),
+    } | _chosen(fields)
+
+
+def _hunyuan_experts(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "num_experts": fields.count("expert_count"),
+        "intermediate_size": fields.count("expert_feed_forward_length"),
+    } | _chosen(fields)
+
+
 def _gemma3n(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
     """The share of gates that is cut off is stated as how many deviations that is over the mean."""
     layers = config["num_hidden_layers"]
@@ -288,10 +361,7 @@ def _gemma3n(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) ->
         "rope_theta": fields.number("rope.freq_base", 1_000_000.0),
         "rope_local_base_freq": fields.number("rope.freq_base_swa", 10_000.0),
     }
-    if fields.has("attention.sliding_window_pattern"):
-        windows = fields.numbers("attention.sliding_window_pattern", layers)
-        found["layer_types"] = [f"{'sliding' if window else 'full'}_attention" for window in windows]
-    return found
+    return found | _windows(fields, config)
 
 
 def _llama4(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -346,7 +416,8 @@ _READERS: Mapping[str, Callable[[GgufModel, GgufFields, Mapping[str, Any]], dict
     "gemma3n_text": _gemma3n,
     "cohere": _cohere,
     "cohere2": _cohere2,
-    "olmo2": _olmo2,
+    "olmo2": _alike,
+    "olmo3": _olmo3,
     "olmoe": _olmoe,
     "phi3": _phi3,
     "phi": _phi,
@@ -356,6 +427,16 @@ _READERS: Mapping[str, Callable[[GgufModel, GgufFields, Mapping[str, Any]], dict
     "bloom": _bloom,
     "mpt": _mpt,
     "stablelm": _stablelm,
+    "smollm3": _smollm3,
+    "seed_oss": _alike,
+    "minimax_m2": _minimax_m2,
+    "glm4": _alike,
+    "exaone4": _exaone4,
+    "ernie4_5": _ernie,
+    "ernie4_5_moe": _ernie_experts,
+    "dots1": _dots1,
+    "hunyuan_v1_dense": _alike,
+    "hunyuan_v1_moe": _hunyuan_experts,
     "glm4_moe": _glm4_moe,
     "gpt_oss": _gpt_oss,
 }

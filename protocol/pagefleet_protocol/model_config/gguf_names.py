@@ -44,6 +44,7 @@ _MIXTRAL_EXPERTS = {
     "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
     "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
 }
+_MINIMAX_M2 = {**_MIXTRAL_EXPERTS, "exp_probs_b": "block_sparse_moe.e_score_correction_bias"}
 _SHARED_EXPERT = {
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
@@ -56,7 +57,9 @@ _SHARED_EXPERTS = {
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
-_GLM4_MOE = {**_QWEN_EXPERTS, **_SHARED_EXPERTS, "post_attention_norm": "post_attention_layernorm"}
+_ERNIE_EXPERTS = {**_QWEN_EXPERTS, **_SHARED_EXPERTS, "exp_probs_b": "mlp.moe_statics.e_score_correction_bias"}
+_NORM_BEFORE_MLP = {"post_attention_norm": "post_attention_layernorm"}
+_GLM4_MOE = {**_QWEN_EXPERTS, **_SHARED_EXPERTS, **_NORM_BEFORE_MLP}
 _DEEPSEEK = {
     **_QWEN_EXPERTS,
     **_SHARED_EXPERTS,
@@ -70,7 +73,7 @@ _DEEPSEEK = {
     "attn_v_b": "self_attn.v_b_proj",
 }
 _GPT_OSS = {
-    "post_attention_norm": "post_attention_layernorm",
+    **_NORM_BEFORE_MLP,
     "attn_sinks": "self_attn.sinks",
     "ffn_gate_inp": "mlp.router",
 }
@@ -106,6 +109,21 @@ _GEMMA3N = {
     "laurel_post_norm": "laurel.post_laurel_norm",
 }
 _MERGED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+_GLM4 = {
+    "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
+}
+_HUNYUAN = {
+    "attn_q_norm": "self_attn.query_layernorm",
+    "attn_k_norm": "self_attn.key_layernorm",
+}
+_HUNYUAN_EXPERTS = {
+    **_HUNYUAN,
+    **_QWEN_EXPERTS,
+    "ffn_gate_inp": "mlp.gate.wg",
+    **{f"ffn_{part}_shexp": f"mlp.shared_mlp.{part}_proj" for part in _MLP},
+}
 _PHI = {
     "output_norm": "model.final_layernorm",
     "attn_qkv": "self_attn.qkv_proj",
@@ -171,6 +189,17 @@ _OF_KINDS: Mapping[str, Mapping[str, str]] = {
     "bloom": _FALCON,
     "mpt": _MPT,
     "stablelm": _STABLELM,
+    "smollm3": {},
+    "seed_oss": _NORM_BEFORE_MLP,
+    "minimax_m2": _MINIMAX_M2,
+    "glm4": _GLM4,
+    "olmo3": _NORMS_AFTER,
+    "exaone4": _NORMS_AFTER,
+    "ernie4_5": {},
+    "ernie4_5_moe": _ERNIE_EXPERTS,
+    "dots1": {**_QWEN_EXPERTS, **_SHARED_EXPERTS},
+    "hunyuan_v1_dense": _HUNYUAN,
+    "hunyuan_v1_moe": _HUNYUAN_EXPERTS,
     "qwen2_moe": {**_QWEN_EXPERTS, **_SHARED_EXPERT},
     "glm4_moe": _GLM4_MOE,
     "llama4_text": _LLAMA4,
@@ -180,7 +209,7 @@ _OF_KINDS: Mapping[str, Mapping[str, str]] = {
     "gpt_oss": {**_QWEN_EXPERTS, **_GPT_OSS},
 }
 _UNIT_MORE = ("gemma", "gemma2", "gemma3_text")
-_IN_TURNS = ("llama", "mixtral", "granite", "granitemoe")
+_IN_TURNS = ("llama", "mixtral", "granite", "granitemoe", "smollm3")
 _WITHOUT_SUFFIX = ("exp_probs_b", "attn_sinks", "altup_correct_scale")
 """Parts whose name here does not say whether they are weights or biases."""
 _DRAFTING = re.compile(r"blk\.\d+\.nextn\.")
@@ -206,8 +235,8 @@ def our_tensors(model_type: str, name: str, num_stacked: int, *, tied: bool) -> 
     """What the tensor `name` of a model of the kind is here, nothing where it is no weight; None: its name is unknown.
 
     A stack is `num_stacked` matrices; the embedding is the head too where they are `tied`.
-    llama.cpp rotates neighbours of Llama's and Granite's heads, and so its files have them side by side; and norms of
-    Gemma up to 3 with the one in them that a checkpoint leaves out.
+    llama.cpp rotates neighbours of Llama's, Granite's and SmolLM3's heads, and so its files have them side by side; and
+    norms of Gemma up to 3 with the one in them that a checkpoint leaves out.
     """
     if name in _NOT_WEIGHTS or _DRAFTING.match(name):
         return []
@@ -227,5 +256,6 @@ def our_tensors(model_type: str, name: str, num_stacked: int, *, tied: bool) -> 
         return [OurTensor(full.format(expert), expert) for expert in range(num_stacked)]
     in_turns = model_type in _IN_TURNS and part in ("attn_q", "attn_k")
     less_one = model_type in _UNIT_MORE and "norm" in part
-    own = OurTensor(full, None, in_turns, less_one, part == "ffn_gate_inp_shexp")
+    is_row = part == "ffn_gate_inp_shexp" or full.endswith("moe_statics.e_score_correction_bias")
+    own = OurTensor(full, None, in_turns, less_one, is_row)
     return [own, OurTensor(f"{HEAD}.{kind}")] if tied and part == "token_embd" else [own]

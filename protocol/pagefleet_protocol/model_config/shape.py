@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pagefleet_protocol.model_config import defaults
+from pagefleet_protocol.model_config import defaults, newer_defaults
 from pagefleet_protocol.model_config.fields import ConfigFields, ModelConfigError
 from pagefleet_protocol.model_config.kv_spec import KVSpec
 
@@ -101,7 +101,7 @@ def read_shape(config: Mapping[str, Any], source: str) -> ModelShape:
         chunked=family.chunked,
         num_kv_shared_layers=_kv_shared_layers(fields, windows) if family.shares_kv else 0,
         num_experts=_num_experts(fields) if family.mixture else 0,
-        experts_per_token=fields.count("num_experts_per_tok") if family.mixture else 0,
+        experts_per_token=fields.one_count("num_experts_per_tok", num_layers) if family.mixture else 0,
         context_length=context_length,
         default_length=default_length,
         dtype=fields.text("dtype", fields.text("torch_dtype", "float32")).removeprefix("torch."),
@@ -192,8 +192,20 @@ def _gemma2_windows(fields: ConfigFields, num_layers: int) -> Windows:
 
 def _gemma3_windows(fields: ConfigFields, num_layers: int) -> Windows:
     """All but the last of every `sliding_window_pattern` layers."""
-    period = fields.count("sliding_window_pattern")
-    return _named_windows(fields, num_layers, lambda layer: (layer + 1) % period != 0)
+    return _named_windows(fields, num_layers, lambda layer: (layer + 1) % fields.count("sliding_window_pattern") != 0)
+
+
+def _exaone4_windows(fields: ConfigFields, num_layers: int) -> Windows:
+    """As Gemma 3's, where there is a `sliding_window`."""
+    return _gemma3_windows(fields, num_layers) if fields.present("sliding_window") else (None,) * num_layers
+
+
+def _dots1_windows(fields: ConfigFields, num_layers: int) -> Windows:
+    """Of those after the first `max_window_layers`, where there is a `sliding_window`."""
+    if not fields.present("sliding_window"):
+        return (None,) * num_layers
+    first = fields.count("max_window_layers", low=0)
+    return _named_windows(fields, num_layers, lambda layer: layer >= first)
 
 
 def rotated_layers(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
@@ -271,7 +283,7 @@ def _rope_lengths(fields: ConfigFields) -> tuple[int, int]:
         case "default" | "llama3":
             return given, given
         case "linear" | "dynamic":
-            stretched = given * scaling.number("factor")
+            stretched = given * scaling.number("factor", 1.0 if scaling.present("alpha") else None)
         case "yarn":
             original = scaling.count("original_max_position_embeddings", given)
             stretched = max(given, original * scaling.number("factor", given / original))
@@ -287,7 +299,7 @@ def _rope_lengths(fields: ConfigFields) -> tuple[int, int]:
 
 
 def _given_lengths(fields: ConfigFields) -> tuple[int, int]:
-    """Gemma 3 states the length with its rotations already stretched; others do not rotate."""
+    """Gemma 3 and OLMo 3 state the length with their rotations already stretched; others do not rotate."""
     given = fields.count("max_position_embeddings")
     return given, given
 
@@ -321,6 +333,12 @@ _FAMILIES: Mapping[str, _Family] = {
     "cohere2": _Family(_gemma3_windows, defaults=defaults.COHERE2),
     "deepseek_v2": _Family(heads=_latent_heads, defaults=defaults.DEEPSEEK_V2, mixture=True),
     "deepseek_v3": _Family(heads=_latent_heads, defaults=defaults.DEEPSEEK_V3, mixture=True),
+    "dots1": _Family(_dots1_windows, defaults=newer_defaults.DOTS1, mixture=True),
+    "ernie4_5": _Family(defaults=newer_defaults.ERNIE4_5),
+    "ernie4_5_moe": _Family(
+        defaults=newer_defaults.ERNIE4_5_MOE, spellings=newer_defaults.ERNIE4_5_MOE_SPELLINGS, mixture=True
+    ),
+    "exaone4": _Family(_exaone4_windows, defaults=newer_defaults.EXAONE4),
     "falcon": _Family(defaults=defaults.FALCON, spellings=defaults.FALCON_SPELLINGS, heads=_falcon_heads),
     "gemma": _Family(defaults=defaults.GEMMA),
     "gemma2": _Family(_gemma2_windows, defaults=defaults.GEMMA2),
@@ -328,8 +346,10 @@ _FAMILIES: Mapping[str, _Family] = {
     "gemma3_text": _Family(_gemma3_windows, _given_lengths, defaults=defaults.GEMMA3),
     "gemma3n": _Family(_gemma3_windows, _given_lengths, defaults=defaults.GEMMA3N, shares_kv=True),
     "gemma3n_text": _Family(_gemma3_windows, _given_lengths, defaults=defaults.GEMMA3N, shares_kv=True),
+    "glm": _Family(defaults=newer_defaults.GLM),
+    "glm4": _Family(defaults=newer_defaults.GLM),
     "glm4_moe": _Family(defaults=defaults.GLM4_MOE, mixture=True),
-    "glm4_moe_lite": _Family(heads=_latent_heads, defaults=defaults.GLM4_MOE_LITE, mixture=True),
+    "glm4_moe_lite": _Family(heads=_latent_heads, defaults=newer_defaults.GLM4_MOE_LITE, mixture=True),
     "gpt2": _Family(
         lengths=_given_lengths,
         defaults=defaults.GPT2,
@@ -339,11 +359,17 @@ _FAMILIES: Mapping[str, _Family] = {
     "gpt_oss": _Family(_gemma2_windows, defaults=defaults.GPT_OSS, spellings=defaults.GPT_OSS_SPELLINGS, mixture=True),
     "granite": _Family(defaults=defaults.GRANITE),
     "granitemoe": _Family(defaults=defaults.GRANITE_MOE, mixture=True),
+    "hunyuan_v1_dense": _Family(defaults=newer_defaults.HUNYUAN),
+    "hunyuan_v1_moe": _Family(
+        defaults=newer_defaults.HUNYUAN_MOE, spellings=newer_defaults.HUNYUAN_MOE_SPELLINGS, mixture=True
+    ),
     "kimi_k2": _Family(heads=_latent_heads, defaults=defaults.DEEPSEEK_V3, mixture=True),
     "llama": _Family(),
     "llama4": _Family(_llama4_chunks, defaults=defaults.LLAMA4, chunked=True, mixture=True),
     "llama4_text": _Family(_llama4_chunks, defaults=defaults.LLAMA4, chunked=True, mixture=True),
-    "minimax_m2": _Family(defaults=defaults.MINIMAX_M2, spellings=defaults.MINIMAX_M2_SPELLINGS, mixture=True),
+    "minimax_m2": _Family(
+        defaults=newer_defaults.MINIMAX_M2, spellings=newer_defaults.MINIMAX_M2_SPELLINGS, mixture=True
+    ),
     "mistral": _Family(_uniform_windows, defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
     "mixtral": _Family(_uniform_windows, defaults=defaults.MIXTRAL, mixture=True),
     "mpt": _Family(
@@ -353,6 +379,7 @@ _FAMILIES: Mapping[str, _Family] = {
         heads=_as_many_pairs,
     ),
     "olmo2": _Family(defaults=defaults.OLMO2),
+    "olmo3": _Family(_gemma3_windows, _given_lengths, defaults=newer_defaults.OLMO3),
     "olmoe": _Family(defaults=defaults.OLMOE, mixture=True),
     "opt": _Family(
         lengths=_given_lengths,
@@ -366,8 +393,8 @@ _FAMILIES: Mapping[str, _Family] = {
     "qwen2_moe": _Family(_qwen2_moe_windows, defaults=defaults.QWEN2_MOE, mixture=True),
     "qwen3": _Family(_qwen_windows, defaults={**defaults.QWEN2, "head_dim": 128}),
     "qwen3_moe": _Family(_qwen3_moe_windows, defaults=defaults.QWEN3_MOE, mixture=True),
-    "seed_oss": _Family(defaults=defaults.SEED_OSS),
-    "smollm3": _Family(_smollm3_windows, defaults=defaults.SMOLLM3),
+    "seed_oss": _Family(defaults=newer_defaults.SEED_OSS),
+    "smollm3": _Family(_smollm3_windows, defaults=newer_defaults.SMOLLM3),
     "stablelm": _Family(defaults=defaults.STABLELM),
 }
 MODEL_TYPES = tuple(_FAMILIES)

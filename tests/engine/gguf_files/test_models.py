@@ -79,6 +79,11 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "original_max_position_embeddings": 512,
         "rope_parameters": LONGROPE | {"short_mscale": 1.243163121016122, "long_mscale": 1.243163121016122},
     },
+    "dots1": {"sliding_window": None, "attention_bias": True},
+    "ernie4_5": {"use_bias": True},
+    "hunyuan_v1_dense": {"rope_parameters": None, "attention_bias": True},
+    "smollm3": {"num_hidden_layers": 5, "no_rope_layer_interval": 4, "attention_bias": True},
+    "glm4_moe_lite": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "n_group": 1, "topk_group": 1},
     "deepseek_v2": {"rope_parameters": _YARN},
     "deepseek_v3": {"rope_parameters": _YARN | {"beta_fast": 8.0}},
 }
@@ -88,6 +93,10 @@ _WIDTHS: dict[str, dict[str, int]] = {
     "qwen2_moe": {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 96},
     "glm4_moe": {"moe_intermediate_size": 64},
     "granitemoe": {"intermediate_size": 64},
+    "minimax_m2": {"intermediate_size": 64},
+    "hunyuan_v1_moe": {"intermediate_size": 64},
+    "ernie4_5_moe": {"moe_intermediate_size": 64},
+    "dots1": {"moe_intermediate_size": 64},
     "deepseek_v3": {
         "kv_lora_rank": 64,
         "q_lora_rank": 64,
@@ -102,6 +111,12 @@ _SHAPES: dict[str, dict[str, Any]] = {
     "phimoe": {"rope.scaling.original_context_length": 512},
     "gemma3_text": {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
     "glm4_moe": {"rope.dimension_count": 16},
+    "olmo3": {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 128,
+    },
+    "glm4_moe_lite": {"expert_gating_func": None, "leading_dense_block_count": 1},
     "gpt_oss": {
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": 4.0,
@@ -146,6 +161,11 @@ def test_frequencies_are_divided_as_the_file_says(kind: str, make_checkpoint: Ma
         ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}, {}),
         ("mpt", {"attn_config": {"clip_qkv": 0.5}}, {"attention.clamp_kqv": 0.5}),
         ("stablelm", {"use_parallel_residual": True, "qk_layernorm": True}, {}),
+        (
+            "exaone4",
+            {"sliding_window": None, "layer_types": ["full_attention"] * 3},
+            {"attention.sliding_window_pattern": None},
+        ),
     ],
 )
 def test_models_of_a_kind_that_differ(
@@ -181,6 +201,10 @@ def test_a_file_as_older_converters_wrote_it(
     ("kind", "shape", "words"),
     [
         ("deepseek_v3", {"expert_gating_func": 4}, "expert_gating_func is 4, and 1"),
+        ("minimax_m2", {"expert_gating_func": 1}, "expert_gating_func is not 2 (sigmoid)"),
+        ("dots1", {"expert_gating_func": 1}, "expert_gating_func is not 2 (sigmoid)"),
+        ("ernie4_5_moe", {"expert_gating_func": 2}, "expert_gating_func is not 1 (softmax)"),
+        ("olmo3", {"attention.sliding_window_pattern": [True]}, "attention.sliding_window_pattern is no list of 3"),
         ("deepseek_v3", {"attention.temperature_scale": 0.1}, "asks for queries that grow"),
         ("deepseek_v3", {"expert_count": None}, "expert_count is 0, and"),
         ("bloom", {"feed_forward_length": 128}, "feed_forward_length is not four times the width"),
@@ -205,6 +229,17 @@ def test_what_a_kind_does_not_run_is_one_line(
 
 _IN_BLOCKS = ["phi3", "granite", "cohere", "qwen2_moe", "glm4_moe", "granitemoe", "gpt_oss"]
 _IN_BLOCKS += ["deepseek_v3", "llama4_text", "gemma3n_text", "phi", "gpt2", "falcon", "bloom", "mpt", "stablelm"]
+_IN_BLOCKS += [
+    "smollm3",
+    "seed_oss",
+    "minimax_m2",
+    "glm4",
+    "olmo3",
+    "exaone4",
+    "ernie4_5_moe",
+    "dots1",
+    "hunyuan_v1_moe",
+]
 
 
 @pytest.mark.parametrize("kind", _IN_BLOCKS)

@@ -69,6 +69,8 @@ def test_no_space_and_no_beginning_where_the_file_says_so() -> None:
         ("smollm", ["He", "'", "LL", " pay", " ", "1", "2", "3", "4", "5", "!!", "\n ", " ok"]),
         ("tekken", ["He", "'LL", " pay", " ", "1", "2", "3", "4", "5", "!!\n", " ", " ok"]),
         ("gpt-4o", ["He'LL", " pay", " ", "123", "45", "!!\n", " ", " ok"]),
+        ("minimax-m2", ["He'LL", " pay", " ", "123", "45", "!!\n", " ", " ok"]),
+        ("seed-coder", ["He", "'LL", " pay", " ", "1", "2", "3", "4", "5", "!!", "\n", " ", " ok"]),
         ("kimi-k2", ["He'LL", " pay", " ", "123", "45", "!!\n", " ", " ok"]),
         ("deepseek-llm", ["He", "'", "LL", " pay", " ", "1", "2", "3", "4", "5", "!!", "\n", " ", " ok"]),
         ("deepseek-coder", ["He", "'", "LL", " pay", " ", "1", "2", "3", "4", "5", "!!", "\n", " ", " ok"]),

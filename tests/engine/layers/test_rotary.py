@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pagefleet_engine.attention.backend import AttentionSpec, Pages
+from pagefleet_engine.layers.norm import TurnedHeadNorm
 from pagefleet_engine.layers.rotary import Heads, RotaryEmbedding
 from pagefleet_engine.layers.rotary_frequencies import RopeParameters, angles
 from pagefleet_engine.layers.weight import Placement
@@ -168,6 +169,14 @@ def test_rotation_keeps_the_models_type(use_kernels: bool) -> None:
     rotary = RotaryEmbedding(RopeParameters(), 8, 2, place(use_kernels, torch.bfloat16))
     q, k, _ = rotate(rotary, [0, 1], random_heads(2, 4, 8, dtype=torch.bfloat16), 2)
     assert q.dtype == k.dtype == torch.bfloat16
+
+
+def test_keys_without_the_weights_of_their_norm_take_no_scale() -> None:
+    """One that was measured with them might be too small for those without."""
+    norm = TurnedHeadNorm(2, 1, 16, 1e-6, place(), ("query_layernorm", "key_layernorm"))
+    heads = Heads(2, 1, norm, AttentionSpec(layer=0, scale=1.0))
+    heads.scale_cache(0.01, 0.5)
+    assert (heads.spec.k_scale, heads.spec.v_scale) == (1.0, 0.5)
 
 
 @pytest.mark.parametrize("longest", [128, 129])

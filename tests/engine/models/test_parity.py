@@ -33,6 +33,8 @@ PHI4_MINI = {
     "rope_parameters": LONGROPE | {name: LONGROPE[name][:6] for name in ("short_factor", "long_factor")},
 }
 
+WHOLE = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0}
+
 FALCON_11B = {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -99,6 +101,27 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "glm4_moe_lite",
         {"mlp_layer_types": ["sparse", "dense", "sparse"], "q_lora_rank": None, "rope_parameters": None},
     ),
+    "dots1": ("dots1", {}),
+    "dots1 biases": ("dots1", {"attention_bias": True, "n_shared_experts": 2, "n_group": 4, "topk_group": 2}),
+    "ernie4_5": ("ernie4_5", {}),
+    "ernie4_5 biases": ("ernie4_5", {"use_bias": True, "tie_word_embeddings": True}),
+    "ernie4_5_moe": ("ernie4_5_moe", {}),
+    "ernie4_5_moe some layers": (
+        "ernie4_5_moe",
+        {"moe_layer_start_index": 0, "moe_layer_end_index": 1, "moe_layer_interval": 2, "moe_num_shared_experts": 0},
+    ),
+    "exaone4": ("exaone4", {}),
+    "exaone4 no window": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "hunyuan_v1_dense": ("hunyuan_v1_dense", {}),
+    "hunyuan_v1_dense biases": ("hunyuan_v1_dense", {"attention_bias": True, "tie_word_embeddings": True}),
+    "hunyuan_v1_moe": ("hunyuan_v1_moe", {}),
+    "hunyuan_v1_moe all layers say": ("hunyuan_v1_moe", {"moe_topk": [2, 2, 2], "attention_bias": True}),
+    "glm": ("glm", {}),
+    "glm no biases": ("glm", {"attention_bias": False, "tie_word_embeddings": True}),
+    "glm4": ("glm4", {}),
+    "glm4 whole rotation": ("glm4", {"attention_bias": False, "rope_parameters": WHOLE}),
+    "olmo3": ("olmo3", {}),
+    "olmo3 biases": ("olmo3", {"attention_bias": True, "rope_parameters": None, "layer_types": None}),
     "minimax_m2": ("minimax_m2", {}),
     "minimax_m2 whole rotation": ("minimax_m2", {"rope_parameters": None, "tie_word_embeddings": True}),
     "seed_oss": ("seed_oss", {}),

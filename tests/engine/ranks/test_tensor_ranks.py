@@ -59,6 +59,9 @@ MIXTURES = (
     "deepseek_v3",
     "glm4_moe_lite",
     "minimax_m2",
+    "ernie4_5_moe",
+    "dots1",
+    "hunyuan_v1_moe",
 )
 RECIPES = {
     "fp8 tensor": Recipe("float", "tensor", "tensor"),

@@ -63,7 +63,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
     config["head_dim"] = draw(st.sampled_from([16, 16, 16, None]))
     if kind in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2"):
         config |= {"qk_rope_head_dim": 16, "num_experts_per_tok": 2}
-    always_slides = kind.startswith("gemma") or kind in ("cohere2", "gpt_oss")
+    always_slides = kind.startswith("gemma") or kind in ("cohere2", "gpt_oss", "olmo3")
     config["sliding_window"] = 64 if always_slides else draw(st.sampled_from([None, 32, 64]))
     config |= draw(
         st.fixed_dictionaries(
@@ -82,7 +82,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
     )
     if draw(st.booleans()) and not always_slides:
         del config["sliding_window"]
-    if kind.startswith("gemma3"):
+    if kind.startswith("gemma3") or kind == "olmo3":
         config |= draw(st.sampled_from([{}, {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}]))
     else:
         config |= draw(ropes()) | {"partial_rotary_factor": 1.0}

@@ -45,6 +45,8 @@ class ExpertNames:
     router: str = "gate"
     correction: str = "gate.e_score_correction_bias"
     """What chooses experts beside the router's scores, where the family has it."""
+    correction_is_row: bool = False
+    """It is a matrix of one row."""
     gate_up: str | Stacked = "experts.{}.gate_up_proj"
     down: str | Stacked = "experts.{}.down_proj"
     shared: str = "shared_experts"
