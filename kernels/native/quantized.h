@@ -28,8 +28,14 @@ const int STRIP = 4 * PANEL;
 const int STEP = 4 * STRIP;  // bytes: four inputs of a strip, or eight
 const float SMALLEST_SCALE = 1e-12f;
 
-// The rounded rows, in the memory that the caller gives. TILE_INPUTS of them lie beside each other: of all their first
-// four inputs, then of all their next; so do what belongs to blocks and groups.
+#if defined(TILES)
+const int ROWS_BESIDE = 48;  // of three tiles
+#else
+const int ROWS_BESIDE = TILE_INPUTS;
+#endif
+
+// The rounded rows, in the memory that the caller gives. ROWS_BESIDE of them lie beside each other: of all their first
+// inputs, as many as are read at once, then of all their next; so do what belongs to blocks and groups.
 struct Rounded {
     int8_t *numbers;    // [T, I]
     float *scales;      // [T, B]
@@ -38,8 +44,15 @@ struct Rounded {
     int32_t *whole;     // [T, G], the same before they are scaled, where groups share scales
 };
 
-// Rows of the tile that begins at a row.
-int tile_rows(int row, int rows) { return rows - row < TILE_INPUTS ? rows - row : TILE_INPUTS; }
+// Rows beside each other from a row on.
+int tile_rows(int row, int rows) { return rows - row < ROWS_BESIDE ? rows - row : ROWS_BESIDE; }
+
+// Whether so many rows are multiplied in tiles of AMX, and how many of `length` inputs are read at once.
+constexpr bool goes_by_tiles(int rows) { return ROWS_BESIDE > TILE_INPUTS && rows > TILE_INPUTS; }
+INLINE int inputs_at_once(int rows, int length) {
+    if (!goes_by_tiles(rows)) return 4;
+    return length % 64 == 0 ? 64 : length % 32 == 0 ? 32 : 16;
+}
 
 Rounded room_of(const Packed *matrix, int64_t rows, Memory &memory) {
     int64_t blocks = matrix->inputs / matrix->input_block, groups = matrix->inputs / matrix->group;
@@ -74,8 +87,9 @@ template <class T> INLINE float largest_of(const T *x, int length) {
     return bits_float((uint32_t)most);
 }
 
-// Some inputs, times 1 / `by`, as integers, a row's four beside those of the next; returns their sum.
-template <class T> INLINE int32_t round_some(const T *x, int length, float by, int8_t *numbers, int beside) {
+// Some inputs, times 1 / `by`, as integers, a row's `at_once`, a power of two, beside those of the next; returns their sum.
+template <class T>
+INLINE int32_t round_some(const T *x, int length, float by, int8_t *numbers, int beside, int at_once) {
     const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, ties to even
     vi sums = {};
     for (int at = 0; at < length; at += LANES) {
@@ -85,7 +99,8 @@ template <class T> INLINE int32_t round_some(const T *x, int length, float by, i
         vi whole = (vi)(q + shift) - (int32_t)float_bits(shift);
         sums += whole;
         vs bytes = to_bytes(whole);
-        for (int i = 0; i < LANES; i += 4, numbers += 4 * beside) memcpy(numbers, (const int8_t *)&bytes + i, 4);
+        for (int i = 0; i < LANES; i += 4)
+            memcpy(numbers + ((at + i) & -at_once) * beside + ((at + i) & (at_once - 1)), (const int8_t *)&bytes + i, 4);
     }
     int32_t sum = 0;
     for (int i = 0; i < LANES; i++) sum += sums[i];
@@ -97,9 +112,9 @@ template <class T>
 void round_row(const Packed *matrix, const T *x, const float *scale, int row, int num_rows, const Rounded &to) {
     int length = matrix->input_block, blocks = matrix->inputs / length, groups = matrix->inputs / matrix->group;
     int some = matrix->shared ? matrix->group : length;  // whose sum is asked for
-    int less = less_of(matrix), in_group = matrix->group / some, first = row / TILE_INPUTS * TILE_INPUTS;
-    int beside = tile_rows(first, num_rows), nth = row - first;
-    int8_t *numbers = to.numbers + (int64_t)first * matrix->inputs + 4 * nth;
+    int less = less_of(matrix), in_group = matrix->group / some, first = row / ROWS_BESIDE * ROWS_BESIDE;
+    int beside = tile_rows(first, num_rows), nth = row - first, at_once = inputs_at_once(beside, some);
+    int8_t *numbers = to.numbers + (int64_t)first * matrix->inputs + at_once * nth;
     float *scales = to.scales + (int64_t)first * blocks + nth;
     int32_t *starts = to.starts + (int64_t)first * blocks + nth;
     float *group_sums = to.group_sums + (int64_t)first * groups + nth;
@@ -110,7 +125,7 @@ void round_row(const Packed *matrix, const T *x, const float *scale, int row, in
         if (by < SMALLEST_SCALE) by = SMALLEST_SCALE;
         scales[b * beside] = by;
         for (int at = 0; at < length; at += some, x += some, numbers += some * beside) {
-            int32_t sum = round_some(x, some, by, numbers, beside);
+            int32_t sum = round_some(x, some, by, numbers, beside, at_once);
             if (matrix->shared) {
                 *whole = sum, whole += beside;
                 continue;
@@ -222,6 +237,12 @@ INLINE void add_block(const Table &table, const uint8_t *codes, const int8_t *a,
     }
 }
 
+// Sums of some outputs begin with zero.
+INLINE void clear(float *sums, int rows, int columns) {
+    for (int r = 0; r < rows; r++)
+        for (int at = 0; at < columns; at += LANES) store(sums + r * STRIP + at, (vf){});
+}
+
 // Adds sums of integers to those in floats, times the scale of each output, the rows', and `times`.
 template <int ROWS, int PANELS>
 INLINE void add_floats(const Sums (&whole)[ROWS][PANELS], const uint16_t *of_outputs, const float *of_rows, float *sums,
@@ -240,25 +261,38 @@ INLINE void add_floats(const Sums (&whole)[ROWS][PANELS], const uint16_t *of_out
         }
 }
 
+// Takes a group's zeros from the sums of some outputs, from `column` on.
+INLINE void take_zeros(const Packed *matrix, const uint8_t *header, int column, int columns, const float *group_sums, int rows,
+                       float *sums) {
+    if (matrix->zeros == ZEROS_MIDDLE) return;
+    const uint8_t *zeros = header + 2 * STRIP;
+    for (int at = column; at < column + columns; at += LANES) {
+        vf offset = matrix->zeros == ZEROS_OFFSETS ? load_halves((const uint16_t *)zeros + at)
+                                                   : load_bytes(zeros + at) * load_halves((const uint16_t *)header + at);
+        for (int r = 0; r < rows; r++) {
+            float *to = sums + r * STRIP + at;
+            store(to, load(to) - offset * group_sums[r]);
+        }
+    }
+}
+
 // Sums [ROWS, STRIP] of some rows with PANELS panels of a strip. Meanwhile `ask` lines of what is read `next` are asked
 // for with each block.
 template <int KIND, int ROWS, int PANELS>
 __attribute__((noinline)) void tile(const Packed *matrix, const uint8_t *strip, int panel, const Rounded &from, int row,
                                     float *sums, const uint8_t *next, int ask) {
     const int inputs = matrix->inputs, length = matrix->input_block, groups = inputs / matrix->group;
-    const int blocks = inputs / length, in_group = matrix->group / length, zeros = matrix->zeros;
+    const int blocks = inputs / length, in_group = matrix->group / length;
     const int at_once = KIND == BYTES ? 4 : 8, header = header_of(matrix);
     const Table table = KIND == CODES ? load_table(matrix->table) : Table();
     const int8_t *a = from.numbers + (int64_t)row * inputs;
     const float *scales = from.scales + (int64_t)row * blocks;
     const int32_t *starts = from.starts + (int64_t)row * blocks;
     const float *group_sums = from.group_sums + (int64_t)row * groups;
-    sums += panel * PANEL;
-    for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < PANELS * VECTORS; v++) store(sums + r * STRIP + v * LANES, (vf){});
+    const int column = panel * PANEL;
+    clear(sums + column, ROWS, PANELS * PANEL);
     for (int g = 0; g < groups; g++, group_sums += ROWS) {
-        const uint16_t *group_scales = (const uint16_t *)strip + panel * PANEL;
-        const uint8_t *zeros_at = strip + 2 * STRIP;
+        const uint8_t *header_at = strip;
         strip += header;
         for (int b = 0; b < in_group; b++) {
             for (int line = 0; line < ask; line++, next += 64) ask_for(next);
@@ -269,19 +303,10 @@ __attribute__((noinline)) void tile(const Packed *matrix, const uint8_t *strip, 
                 for (int p = 0; p < PANELS; p++) whole[r][p] = splat_sum(starts[r]);
             add_block<KIND>(table, strip + panel * 4 * PANEL, a, length, whole);
             strip += STEP * (length / at_once), a += ROWS * length;
-            add_floats(whole, group_scales, scales, sums);
+            add_floats(whole, (const uint16_t *)header_at + column, scales, sums + column);
             scales += ROWS, starts += ROWS;
         }
-        if (zeros == ZEROS_MIDDLE) continue;
-        for (int v = 0; v < PANELS * VECTORS; v++) {
-            int at = panel * PANEL + v * LANES;
-            vf offset = zeros == ZEROS_OFFSETS ? load_halves((const uint16_t *)zeros_at + at)
-                                               : load_bytes(zeros_at + at) * load_halves(group_scales + v * LANES);
-            for (int r = 0; r < ROWS; r++) {
-                float *to = sums + r * STRIP + v * LANES;
-                store(to, load(to) - offset * group_sums[r]);
-            }
-        }
+        take_zeros(matrix, header_at, column, PANELS * PANEL, group_sums, ROWS, sums);
     }
 }
 
@@ -333,40 +358,57 @@ INLINE void add_group(
     }
 }
 
+// What lies before a block's numbers where groups share scales, from an output on. What is taken of the inputs' sums: offsets,
+// or, where zero is in the middle, so many scales.
+struct SharedHeader {
+    const uint16_t *shared, *shared_less;
+    const uint8_t *small, *less;  // [groups, STRIP]
+    float times;
+};
+INLINE SharedHeader shared_header(const Packed *matrix, const uint8_t *at, int column) {
+    const bool has_offsets = matrix->zeros == ZEROS_OFFSETS;
+    const uint16_t *shared = (const uint16_t *)at + column;
+    const uint8_t *small = at + (has_offsets ? 4 : 2) * STRIP + column;
+    if (has_offsets) return {shared, shared + STRIP, small, small + matrix->shared / matrix->group * STRIP, -1.0f};
+    return {shared, shared, small, small, -(float)(1 << (matrix->bits - 1))};
+}
+
+// Of a panel and some of the rows whose sums of groups lie `beside` each other.
+template <int ROWS>
+INLINE void take_shared(const SharedHeader &of, int groups, const int32_t *group_sums, int beside, const float *scales,
+                        float *sums) {
+    Sums taken[ROWS][1];
+    for (int r = 0; r < ROWS; r++) taken[r][0] = splat_sum(0);
+    for (int g = 0; g < groups; g++) {
+        Small of_group = load_small(of.less + g * STRIP);
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) taken[r][0] = add_small(taken[r][0], of_group, group_sums[g * beside + r]);
+    }
+    add_floats(taken, of.shared_less, scales, sums, of.times);
+}
+
 // As `tile`, where groups share scales.
 template <int KIND, int ROWS, int PANELS>
 __attribute__((noinline)) void shared_tile(const Packed *matrix, const uint8_t *strip, int panel, const Rounded &from,
                                            int row, float *sums, const uint8_t *next, int ask) {
     const int inputs = matrix->inputs, length = matrix->shared, group = matrix->group, groups = length / group;
     const int header = shared_header_of(matrix), blocks = inputs / length;
-    const bool has_offsets = matrix->zeros == ZEROS_OFFSETS;
     const int8_t *a = from.numbers + (int64_t)row * inputs;
     const float *scales = from.scales + (int64_t)row * blocks;
     const int32_t *group_sums = from.whole + (int64_t)row * (inputs / group);
     sums += panel * PANEL;
-    for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < PANELS * VECTORS; v++) store(sums + r * STRIP + v * LANES, (vf){});
+    clear(sums, ROWS, PANELS * PANEL);
     for (int b = 0; b < blocks; b++, scales += ROWS, group_sums += groups * ROWS) {
         for (int line = 0; line < ask; line++, next += 64) ask_for(next);
-        const uint16_t *shared = (const uint16_t *)strip + panel * PANEL;
-        const uint8_t *small = strip + (has_offsets ? 4 : 2) * STRIP + panel * PANEL;
-        const uint8_t *less = has_offsets ? small + groups * STRIP : small;  // zero is in the middle: scales are taken
-        const uint16_t *shared_less = has_offsets ? shared + STRIP : shared;
+        SharedHeader of = shared_header(matrix, strip, panel * PANEL);
         if (reads_alone(ROWS, PANELS))
             for (int at = 0; at < header; at += STEP) ask_ahead(strip + at);
         strip += header;
-        const float times = has_offsets ? -1.0f : -(float)(1 << (bits_of(KIND) - 1));
+        const uint16_t *shared = of.shared;
+        const uint8_t *small = of.small;
 #pragma GCC unroll 4
-        for (int p = 0; p < PANELS; p++) {
-            Sums taken[ROWS][1];
-            for (int r = 0; r < ROWS; r++) taken[r][0] = splat_sum(0);
-            for (int g = 0; g < groups; g++) {
-                Small of_group = load_small(less + g * STRIP + p * PANEL);
-#pragma GCC unroll 8
-                for (int r = 0; r < ROWS; r++) taken[r][0] = add_small(taken[r][0], of_group, group_sums[g * ROWS + r]);
-            }
-            add_floats(taken, shared_less + p * PANEL, scales, sums + p * PANEL, times);
-        }
+        for (int p = 0; p < PANELS; p++, of.less += PANEL, of.shared_less += PANEL)
+            take_shared<ROWS>(of, groups, group_sums, ROWS, scales, sums + p * PANEL);
         Sums whole[ROWS][PANELS];
         for (int r = 0; r < ROWS; r++)
             for (int p = 0; p < PANELS; p++) whole[r][p] = splat_sum(0);
@@ -396,25 +438,6 @@ INLINE void tile_of(int rows, const Packed *matrix, const uint8_t *strip, int pa
     }
     switch (rows) { TILE_OF(1) TILE_OF(2) TILE_OF(3) TILE_OF(4) TILE_OF(5) TILE_OF(6) }
 #undef TILE_OF
-}
-
-// Sums [rows, STRIP] of up to TILE_INPUTS rows with a whole strip, each times its output's own scale.
-INLINE void strip_sums(int rows, const Packed *matrix, int strip, const Rounded &from, int row, float *sums,
-                       const uint8_t *next = nullptr, int ask = 0) {
-    const uint8_t *at = matrix->packed + strip * strip_bytes(matrix);
-    for (int panel = 0; panel < STRIP / PANEL; panel += panels_at(rows), ask = 0) {
-        switch (kind_of(matrix)) {
-            case BYTES: tile_of<BYTES>(rows, matrix, at, panel, from, row, sums, next, ask); break;
-            case HALVES: tile_of<HALVES>(rows, matrix, at, panel, from, row, sums, next, ask); break;
-            case SIXES: tile_of<SIXES>(rows, matrix, at, panel, from, row, sums, next, ask); break;
-            default: tile_of<CODES>(rows, matrix, at, panel, from, row, sums, next, ask);
-        }
-    }
-    int left = matrix->outputs - strip * STRIP;
-    for (int at = 0; at < STRIP && at < left; at += LANES) {
-        vf scale = load_some(matrix->row_scales + strip * STRIP + at, left - at);
-        for (int r = 0; r < rows; r++) store(sums + r * STRIP + at, load(sums + r * STRIP + at) * scale);
-    }
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // A layer of experts in numbers of 4, 6 or 8 bits: each row through its experts, weighted and added up. Compiled once for
 // every instruction set. What experts read is rounded once, and so is what is between their matrices.
 #include "experts.h"
-#include "quantized.h"
+#include "strips.h"
 
 namespace {
 
@@ -41,8 +41,8 @@ template <class T> void gate_strip(const QuantizedExperts *experts, const Room<T
     int64_t width = experts->layer.width;
     int column = strip * STRIP, columns = columns_at(column, STRIP, width);
     Rounded from = part_of(gate, room.rows, first);
-    float gates[TILE_INPUTS * STRIP], ups[TILE_INPUTS * STRIP];
-    for (int row = 0; row < rows; row += TILE_INPUTS) {
+    float gates[ROWS_BESIDE * STRIP], ups[ROWS_BESIDE * STRIP];
+    for (int row = 0; row < rows; row += ROWS_BESIDE) {
         int count = tile_rows(row, rows);
         strip_sums(count, gate, strip, from, row, gates);
         strip_sums(count, up, strip, from, row, ups);
@@ -58,8 +58,8 @@ template <class T> void down_strip(const QuantizedExperts *experts, const Room<T
     int64_t hidden = experts->layer.hidden;
     int column = strip * STRIP, columns = columns_at(column, STRIP, hidden);
     Rounded from = part_of(down, room.halfway, first);
-    float sums[TILE_INPUTS * STRIP];
-    for (int row = 0; row < rows; row += TILE_INPUTS) {
+    float sums[ROWS_BESIDE * STRIP];
+    for (int row = 0; row < rows; row += ROWS_BESIDE) {
         int count = tile_rows(row, rows);
         strip_sums(count, down, strip, from, row, sums);
         for (int r = 0; r < count; r++)
