@@ -43,7 +43,7 @@ _VNNI = (*_AVX512, "-mavx512vnni")
 _BF16 = (*_VNNI, "-mavx512bf16")
 INSTRUCTION_SETS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {
-        "avx512_amx": (*_BF16, '-DTILES="tiles.h"'),
+        "avx512_amx": (*_BF16, '-DTILES="tiles.h"', "-DVECTORS=avx512_bf16"),
         "avx512_bf16": _BF16,
         "avx512_vnni": _VNNI,
         "avx512": _AVX512,
@@ -59,13 +59,14 @@ KERNELS: dict[str, tuple[str, ...]] = {
     "dense": (),
     "experts": (),
     "layers": (),
-    # What else these keep in registers leaves too few for a tile of sums: with AVX-512 half as fast.
-    "quantized": ("-fno-tree-pre", "-fno-gcse"),
-    "quantized_experts": ("-fno-tree-pre", "-fno-gcse"),
+    "quantized": (),
+    "quantized_experts": (),
     "sampling": (),
+    # What else it keeps in registers leaves too few for a tile of sums: with AVX-512 half as fast.
+    "strips": ("-fno-tree-pre", "-fno-gcse"),
 }
 """The files that are compiled for each of them, and more options."""
-ONLY: dict[str, tuple[str, ...]] = {"avx512_amx": ("quantized", "quantized_experts")}
+ONLY: dict[str, tuple[str, ...]] = {"avx512_amx": ("quantized", "quantized_experts", "strips")}
 """Sets that have but some of the files; the next one has the others."""
 
 

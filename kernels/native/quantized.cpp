@@ -1,6 +1,6 @@
 // A product with a matrix in numbers of 4, 6 or 8 bits, and what follows it. Compiled once for every instruction set.
 #include "finish.h"
-#include "strips.h"
+#include "quantized.h"
 
 namespace {
 
@@ -21,7 +21,7 @@ void run_strip(const Packed *matrix, const Product *product, const Rounded &from
         int rows = tile_rows(row, product->rows);
         int64_t done = (nth - 1) * (int64_t)ask * blocks * 64;
         bool asks = nth > 0 && done + (int64_t)ask * blocks * 64 <= bytes;
-        strip_sums(rows, matrix, strip, from, row, sums, ahead + (asks ? done : 0), asks ? ask : 0);
+        NAMED(strip_sums, ISA)(rows, matrix, strip, &from, row, sums, ahead + (asks ? done : 0), asks ? ask : 0);
         for (int r = 0; r < rows; r++) put<T>(product, matrix->outputs, row + r, strip * STRIP, STRIP, sums + r * STRIP);
     }
 }

@@ -1,7 +1,7 @@
 // A layer of experts in numbers of 4, 6 or 8 bits: each row through its experts, weighted and added up. Compiled once for
 // every instruction set. What experts read is rounded once, and so is what is between their matrices.
 #include "experts.h"
-#include "strips.h"
+#include "quantized.h"
 
 namespace {
 
@@ -44,8 +44,8 @@ template <class T> void gate_strip(const QuantizedExperts *experts, const Room<T
     float gates[ROWS_BESIDE * STRIP], ups[ROWS_BESIDE * STRIP];
     for (int row = 0; row < rows; row += ROWS_BESIDE) {
         int count = tile_rows(row, rows);
-        strip_sums(count, gate, strip, from, row, gates);
-        strip_sums(count, up, strip, from, row, ups);
+        NAMED(strip_sums, ISA)(count, gate, strip, &from, row, gates, nullptr, 0);
+        NAMED(strip_sums, ISA)(count, up, strip, &from, row, ups, nullptr, 0);
         for (int r = 0; r < count; r++)
             join_row(&experts->layer, expert, column, columns, gates + r * STRIP, ups + r * STRIP,
                      room.gated + (first + row + r) * width + column);
@@ -61,7 +61,7 @@ template <class T> void down_strip(const QuantizedExperts *experts, const Room<T
     float sums[ROWS_BESIDE * STRIP];
     for (int row = 0; row < rows; row += ROWS_BESIDE) {
         int count = tile_rows(row, rows);
-        strip_sums(count, down, strip, from, row, sums);
+        NAMED(strip_sums, ISA)(count, down, strip, &from, row, sums, nullptr, 0);
         for (int r = 0; r < count; r++)
             memcpy(room.order.results + (first + row + r) * hidden + column, sums + r * STRIP, columns * sizeof(float));
     }

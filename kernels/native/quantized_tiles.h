@@ -5,7 +5,7 @@
 // to 48 rows. A tile of inputs is 16 rows of up to 64 inputs, as many as have a scale in common; those of 32, the most
 // frequent, fill half of a tile and still take an eighth of the instructions that vectors do.
 #pragma once
-#include "quantized.h"
+#include "strips.h"
 #include TILES
 
 namespace {
@@ -91,7 +91,7 @@ INLINE vi load_whole(const int32_t *p) {
     return x;
 }
 
-// Of a panel, as in `quantized.h`.
+// Of a panel, as in strips.h.
 INLINE void add_floats(const int32_t *whole, int rows, const uint16_t *of_outputs, const float *of_rows, float *sums) {
     for (int at = 0; at < PANEL; at += LANES) {
         vf scale = load_halves(of_outputs + at);

@@ -34,13 +34,14 @@ pytestmark = pytest.mark.skipif("avx2" not in SETS or shutil.which("g++") is Non
 def tiles(tmp_path_factory: pytest.TempPathFactory) -> Library:
     """The kernels for AVX2, with tiles besides."""
     build, made = native_build(), tmp_path_factory.mktemp("tiles") / "tiles.so"
-    sources = build.ONLY["avx512_amx"]
-    flags = [*build.OPTIONS, *build.INSTRUCTION_SETS["x86_64"]["avx2"], *build.KERNELS[sources[0]]]
-    objects = [made.with_name(f"{source}.o") for source in sources]
-    for source, to in zip(sources, objects, strict=True):
-        command = ["g++", *flags, "-DISA=twin", f'-DTILES="{TWIN}"', "-I.", "-c", f"{source}.cpp", "-o", str(to)]
+    flags = [*build.OPTIONS, *build.INSTRUCTION_SETS["x86_64"]["avx2"]]
+    twin_of = ["-DISA=twin", f'-DTILES="{TWIN}"', "-DVECTORS=avx2"]
+    units = [("strips", ["-DISA=avx2"]), *((source, twin_of) for source in build.ONLY["avx512_amx"])]
+    objects = [str(made.with_name(f"{nth}.o")) for nth in range(len(units))]
+    for (source, more), to in zip(units, objects, strict=True):
+        command = ["g++", *flags, *more, *build.KERNELS[source], "-I.", "-c", f"{source}.cpp", "-o", to]
         subprocess.run(command, cwd=build.SOURCES, check=True)
-    subprocess.run(["g++", "-shared", *map(str, objects), "-o", str(made)], check=True)
+    subprocess.run(["g++", "-shared", *objects, "-o", str(made)], check=True)
     twin = ctypes.CDLL(str(made))
     kinds = {
         "product_room": native._PRODUCT_ROOM,
