@@ -132,17 +132,18 @@ __attribute__((noinline)) void many_rows(const Packed *matrix, const uint8_t *st
     Shapes shapes(rows, at_once);
     clear(sums, rows, STRIP);
     for (int g = 0; g < groups; g++, group_sums += rows) {
-        const uint8_t *header_at = strip;
+        const uint16_t *group_scales = (const uint16_t *)strip;
+        const uint8_t *zeros_at = strip + 2 * STRIP;
         strip += header;
         for (int b = 0; b < in_group; b++, scales += rows, a += rows * length) {
             for (int line = 0; line < ask; line++, next += 64) ask_for(next);
             for (int column = 0; column < STRIP; column += PANEL) {
                 tile_sums<KIND, SIGNED>(table, less, strip + 4 * column, a, rows, length, at_once, column == 0, whole);
-                add_floats(whole, rows, (const uint16_t *)header_at + column, scales, sums + column);
+                add_floats(whole, rows, group_scales + column, scales, sums + column);
             }
             strip += STRIP * bits_of(KIND) * length / 8;
         }
-        take_zeros(matrix, header_at, 0, STRIP, group_sums, rows, sums);
+        take_zeros(matrix->zeros, group_scales, zeros_at, 0, STRIP, group_sums, rows, sums);
     }
 }
 

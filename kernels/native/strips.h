@@ -109,14 +109,13 @@ INLINE void add_floats(const Sums (&whole)[ROWS][PANELS], const uint16_t *of_out
         }
 }
 
-// Takes a group's zeros from the sums of some outputs, from `column` on.
-INLINE void take_zeros(const Packed *matrix, const uint8_t *header, int column, int columns, const float *group_sums, int rows,
-                       float *sums) {
-    if (matrix->zeros == ZEROS_MIDDLE) return;
-    const uint8_t *zeros = header + 2 * STRIP;
-    for (int at = column; at < column + columns; at += LANES) {
-        vf offset = matrix->zeros == ZEROS_OFFSETS ? load_halves((const uint16_t *)zeros + at)
-                                                   : load_bytes(zeros + at) * load_halves((const uint16_t *)header + at);
+// Takes a group's zeros from the sums of some outputs, the first of which is `column` of the strip.
+INLINE void take_zeros(int zeros, const uint16_t *scales, const uint8_t *zeros_at, int column, int columns,
+                       const float *group_sums, int rows, float *sums) {
+    if (zeros == ZEROS_MIDDLE) return;
+    for (int at = 0; at < columns; at += LANES) {
+        vf offset = zeros == ZEROS_OFFSETS ? load_halves((const uint16_t *)zeros_at + column + at)
+                                           : load_bytes(zeros_at + column + at) * load_halves(scales + at);
         for (int r = 0; r < rows; r++) {
             float *to = sums + r * STRIP + at;
             store(to, load(to) - offset * group_sums[r]);
@@ -129,17 +128,18 @@ template <int KIND, int ROWS, int PANELS>
 __attribute__((noinline)) void tile(const Packed *matrix, const uint8_t *strip, int panel, const Rounded &from, int row,
                                     float *sums, const uint8_t *next, int ask) {
     const int inputs = matrix->inputs, length = matrix->input_block, groups = inputs / matrix->group;
-    const int blocks = inputs / length, in_group = matrix->group / length;
+    const int blocks = inputs / length, in_group = matrix->group / length, zeros = matrix->zeros;
     const int at_once = KIND == BYTES ? 4 : 8, header = header_of(matrix);
     const Table table = KIND == CODES ? load_table(matrix->table) : Table();
     const int8_t *a = from.numbers + (int64_t)row * inputs;
     const float *scales = from.scales + (int64_t)row * blocks;
     const int32_t *starts = from.starts + (int64_t)row * blocks;
     const float *group_sums = from.group_sums + (int64_t)row * groups;
-    const int column = panel * PANEL;
-    clear(sums + column, ROWS, PANELS * PANEL);
+    sums += panel * PANEL;
+    clear(sums, ROWS, PANELS * PANEL);
     for (int g = 0; g < groups; g++, group_sums += ROWS) {
-        const uint8_t *header_at = strip;
+        const uint16_t *group_scales = (const uint16_t *)strip + panel * PANEL;
+        const uint8_t *zeros_at = strip + 2 * STRIP;
         strip += header;
         for (int b = 0; b < in_group; b++) {
             for (int line = 0; line < ask; line++, next += 64) ask_for(next);
@@ -150,10 +150,10 @@ __attribute__((noinline)) void tile(const Packed *matrix, const uint8_t *strip, 
                 for (int p = 0; p < PANELS; p++) whole[r][p] = splat_sum(starts[r]);
             add_block<KIND>(table, strip + panel * 4 * PANEL, a, length, whole);
             strip += STEP * (length / at_once), a += ROWS * length;
-            add_floats(whole, (const uint16_t *)header_at + column, scales, sums + column);
+            add_floats(whole, group_scales, scales, sums);
             scales += ROWS, starts += ROWS;
         }
-        take_zeros(matrix, header_at, column, PANELS * PANEL, group_sums, ROWS, sums);
+        take_zeros(zeros, group_scales, zeros_at, panel * PANEL, PANELS * PANEL, group_sums, ROWS, sums);
     }
 }
 
