@@ -2,8 +2,8 @@
 // same order, so results are the same to the last bit. Of fewer rows memory is the limit, and vectors do.
 //
 // A tile of weights is fours of inputs of a panel's outputs, as they lie in a strip, unpacked to a byte each: once for up
-// to 48 rows. A tile of inputs is 16 rows of up to 64 inputs, as many as have a scale in common; those of 32, the most
-// frequent, fill half of a tile and still take an eighth of the instructions that vectors do.
+// to 48 rows. A tile of inputs is 16 rows of up to 64 inputs, as many as have a scale in common: those of 32, the most
+// frequent, fill half of one. Then sums are scaled in twice the time that they take to be multiplied.
 #pragma once
 #include "strips.h"
 #include TILES
