@@ -40,9 +40,11 @@ OPTIONS = (
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", *_AVX2)
 _VNNI = (*_AVX512, "-mavx512vnni")
+_BF16 = (*_VNNI, "-mavx512bf16")
 INSTRUCTION_SETS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {
-        "avx512_bf16": (*_VNNI, "-mavx512bf16"),
+        "avx512_amx": (*_BF16, '-DTILES="tiles.h"', "-DVECTORS=avx512_bf16"),
+        "avx512_bf16": _BF16,
         "avx512_vnni": _VNNI,
         "avx512": _AVX512,
         "avx2": _AVX2,
@@ -57,12 +59,15 @@ KERNELS: dict[str, tuple[str, ...]] = {
     "dense": (),
     "experts": (),
     "layers": (),
-    # What else these keep in registers leaves too few for a tile of sums: with AVX-512 half as fast.
-    "quantized": ("-fno-tree-pre", "-fno-gcse"),
-    "quantized_experts": ("-fno-tree-pre", "-fno-gcse"),
+    "quantized": (),
+    "quantized_experts": (),
     "sampling": (),
+    # What else it keeps in registers leaves too few for a tile of sums: with AVX-512 half as fast.
+    "strips": ("-fno-tree-pre", "-fno-gcse"),
 }
 """The files that are compiled for each of them, and more options."""
+ONLY: dict[str, tuple[str, ...]] = {"avx512_amx": ("quantized", "quantized_experts", "strips")}
+"""Sets that have but some of the files; the next one has the others."""
 
 
 class CannotCompile(Exception):
@@ -83,7 +88,8 @@ def compile_library(target: Path = LIBRARY, machine: str | None = None, compiler
     sets = {**INSTRUCTION_SETS.get(machine or platform.machine(), {}), "plain": ()}
     units = {"dispatch": ["dispatch.cpp"]}
     for (kernel, more), (name, flags) in itertools.product(KERNELS.items(), sets.items()):
-        units[f"{kernel}_{name}"] = [f"-DISA={name}", *flags, *more, f"{kernel}.cpp"]
+        if kernel in ONLY.get(name, KERNELS):
+            units[f"{kernel}_{name}"] = [f"-DISA={name}", *flags, *more, f"{kernel}.cpp"]
     target.parent.mkdir(exist_ok=True)
     # Beside the target, so that it is replaced at once: others may be loading it.
     with tempfile.TemporaryDirectory(dir=target.parent) as folder, ThreadPoolExecutor(os.cpu_count()) as threads:
@@ -124,7 +130,7 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             return
         if not is_editable:
             build_data["pure_python"] = False
-            # It asks of glibc memcpy and memset alone.
+            # It asks of glibc memcpy, memset and syscall alone.
             system = "manylinux_2_17" if platform.libc_ver()[0] == "glibc" else "linux"
             build_data["tag"] = f"py3-none-{system}_{platform.machine()}"
             build_data["force_include"][str(library)] = str(LIBRARY.relative_to(HERE))

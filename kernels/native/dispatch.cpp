@@ -5,6 +5,9 @@
 
 #define EACH_SET(DO) EACH_SET_OF_MACHINE(DO) DO(plain)
 #if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #define EACH_SET_OF_MACHINE(DO) DO(avx512_bf16) DO(avx512_vnni) DO(avx512) DO(avx2)
 #elif defined(__aarch64__)
 #include <sys/auxv.h>
@@ -20,10 +23,6 @@
                       int64_t, int32_t);                                                                               \
     int64_t experts_room_##isa(const Experts *, int32_t);                                                              \
     void run_experts_##isa(const Experts *, const Routed *, char *, int32_t);                                          \
-    int64_t quantized_experts_room_##isa(const QuantizedExperts *, int32_t);                                           \
-    void run_quantized_experts_##isa(const QuantizedExperts *, const Routed *, char *, int32_t);                       \
-    int64_t product_room_##isa(const Packed *, int32_t);                                                               \
-    void run_product_##isa(const Packed *, const Product *, char *, int32_t);                                          \
     int64_t dense_bytes_##isa(const Dense *);                                                                          \
     void lay_out_dense_##isa(const Dense *, const void *, int64_t, void *, int32_t);                                   \
     int64_t dense_room_##isa(const Dense *, int32_t);                                                                  \
@@ -35,23 +34,34 @@
     void decode_blocks_##isa(int32_t, const uint8_t *, int64_t, void *, int32_t);                                      \
     int32_t lay_out_blocks_##isa(const Blocks *, uint8_t *, float *, int32_t);
 
+#define DECLARE_QUANTIZED(isa)                                                                                         \
+    int64_t quantized_experts_room_##isa(const QuantizedExperts *, int32_t);                                           \
+    void run_quantized_experts_##isa(const QuantizedExperts *, const Routed *, char *, int32_t);                       \
+    int64_t product_room_##isa(const Packed *, int32_t);                                                               \
+    void run_product_##isa(const Packed *, const Product *, char *, int32_t);
+
 extern "C" {
 EACH_SET(DECLARE)
+EACH_SET(DECLARE_QUANTIZED)
+#if defined(__x86_64__)
+DECLARE_QUANTIZED(avx512_amx)
+#endif
 }
 
 namespace {
 
-#define ENTRY(isa)                                                                                                 \
-    {#isa,                                                                                                         \
+// The kernels of a set, and those of numbers in few bits of another that has no others of its own.
+#define ENTRY_OF(name, isa, quantized)                                                                             \
+    {#name,                                                                                                        \
      room_##isa,                                                                                                   \
      part_##isa,                                                                                                   \
      attend_##isa,                                                                                                 \
      experts_room_##isa,                                                                                           \
      run_experts_##isa,                                                                                            \
-     quantized_experts_room_##isa,                                                                                 \
-     run_quantized_experts_##isa,                                                                                  \
-     product_room_##isa,                                                                                           \
-     run_product_##isa,                                                                                            \
+     quantized_experts_room_##quantized,                                                                           \
+     run_quantized_experts_##quantized,                                                                            \
+     product_room_##quantized,                                                                                     \
+     run_product_##quantized,                                                                                      \
      dense_bytes_##isa,                                                                                            \
      lay_out_dense_##isa,                                                                                          \
      dense_room_##isa,                                                                                             \
@@ -62,8 +72,25 @@ namespace {
      rotate_##isa,                                                                                                 \
      decode_blocks_##isa,                                                                                          \
      lay_out_blocks_##isa},
-const InstructionSet SETS[] = {EACH_SET(ENTRY)};
+#define ENTRY(isa) ENTRY_OF(isa, isa, isa)
+const InstructionSet SETS[] = {
+#if defined(__x86_64__)
+    ENTRY_OF(avx512_amx, avx512_bf16, avx512_amx)
+#endif
+        EACH_SET(ENTRY)};
 const int NUM_SETS = sizeof SETS / sizeof SETS[0];
+
+#if defined(__x86_64__)
+// Whether the processor multiplies bytes in tiles, and Linux lets this process, all threads of it, have the registers:
+// they are so large that they have to be asked for (arch_prctl's ARCH_REQ_XCOMP_PERM, Linux 5.16).
+bool has_tiles() {
+    const unsigned tiles_and_bytes = 3u << 24;  // AMX-TILE, AMX-INT8
+    const long ask_for = 0x1023, tile_data = 18;
+    unsigned eax, ebx, ecx, edx;
+    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & tiles_and_bytes) == tiles_and_bytes &&
+           syscall(SYS_arch_prctl, ask_for, tile_data) == 0;
+}
+#endif
 
 bool has_set(int index) {
 #if defined(__x86_64__)
@@ -73,11 +100,13 @@ bool has_set(int index) {
     bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
     bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+    bool bf16 = vnni && __builtin_cpu_supports("avx512bf16");
     switch (index) {
-        case 0: return vnni && __builtin_cpu_supports("avx512bf16");
-        case 1: return vnni;
-        case 2: return avx512;
-        case 3: return avx2;
+        case 0: return bf16 && has_tiles();
+        case 1: return bf16;
+        case 2: return vnni;
+        case 3: return avx512;
+        case 4: return avx2;
     }
 #elif defined(__aarch64__)
     // As Linux numbers them, which older headers do not all know.

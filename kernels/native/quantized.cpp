@@ -11,17 +11,17 @@ template <class T>
 void run_strip(const Packed *matrix, const Product *product, const Rounded &from, int strip, int next) {
     int64_t bytes = strip_bytes(matrix);
     const uint8_t *ahead = matrix->packed + next * bytes;
-    int tiles = (product->rows + TILE_INPUTS - 1) / TILE_INPUTS, blocks = matrix->inputs / matrix->input_block;
+    int tiles = (product->rows + ROWS_BESIDE - 1) / ROWS_BESIDE, blocks = matrix->inputs / matrix->input_block;
     // The first rows wait for the strip itself, the others may ask for the one after it.
     int64_t each = tiles < 2 ? 0 : (bytes / (tiles - 1) + 63) / 64;
     int ask = (int)((each + blocks - 1) / blocks);
     if (ask > MOST_ASKED) ask = MOST_ASKED;
-    float sums[TILE_INPUTS * STRIP];
-    for (int row = 0, nth = 0; row < product->rows; row += TILE_INPUTS, nth++) {
+    float sums[ROWS_BESIDE * STRIP];
+    for (int row = 0, nth = 0; row < product->rows; row += ROWS_BESIDE, nth++) {
         int rows = tile_rows(row, product->rows);
         int64_t done = (nth - 1) * (int64_t)ask * blocks * 64;
         bool asks = nth > 0 && done + (int64_t)ask * blocks * 64 <= bytes;
-        strip_sums(rows, matrix, strip, from, row, sums, ahead + (asks ? done : 0), asks ? ask : 0);
+        NAMED(strip_sums, ISA)(rows, matrix, strip, &from, row, sums, ahead + (asks ? done : 0), asks ? ask : 0);
         for (int r = 0; r < rows; r++) put<T>(product, matrix->outputs, row + r, strip * STRIP, STRIP, sums + r * STRIP);
     }
 }

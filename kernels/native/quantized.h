@@ -1,4 +1,5 @@
-// Products with a matrix in numbers of 4, 6 or 8 bits, as quantized.cpp and quantized_experts.cpp have them in common.
+// Products with a matrix in numbers of 4, 6 or 8 bits, as quantized.cpp and quantized_experts.cpp have them in common:
+// how the matrix lies, and how inputs are rounded. strips.cpp multiplies.
 //
 // Inputs are rounded to 8 bits, `input_block` of a row at a time, and bytes are multiplied by bytes: sums of a block are
 // exact. Value of a weight: scale * (number - zero point), or scale * number - offset. So with x = d a for the inputs of
@@ -22,14 +23,8 @@
 #include "kernels.h"
 #include "memory.h"
 
-namespace {
-
-const int STRIP = 4 * PANEL;
-const int STEP = 4 * STRIP;  // bytes: four inputs of a strip, or eight
-const float SMALLEST_SCALE = 1e-12f;
-
-// The rounded rows, in the memory that the caller gives. TILE_INPUTS of them lie beside each other: of all their first
-// four inputs, then of all their next; so do what belongs to blocks and groups.
+// The rounded rows, in the memory that the caller gives. ROWS_BESIDE of them lie beside each other: of all their first
+// inputs, as many as are read at once, then of all their next; so do what belongs to blocks and groups.
 struct Rounded {
     int8_t *numbers;    // [T, I]
     float *scales;      // [T, B]
@@ -38,8 +33,34 @@ struct Rounded {
     int32_t *whole;     // [T, G], the same before they are scaled, where groups share scales
 };
 
-// Rows of the tile that begins at a row.
-int tile_rows(int row, int rows) { return rows - row < TILE_INPUTS ? rows - row : TILE_INPUTS; }
+// Sums [rows, STRIP] of up to ROWS_BESIDE rows from `row` on with a whole strip, each times its output's own scale. Meanwhile
+// `ask` lines of what is read `next` are asked for with each block of inputs.
+#define STRIP_SUMS(isa)                                                                                               \
+    extern "C" __attribute__((visibility("hidden"))) void NAMED(strip_sums, isa)(                                     \
+        int rows, const Packed *matrix, int strip, const Rounded *from, int row, float *sums, const uint8_t *next, int ask)
+STRIP_SUMS(ISA);
+
+namespace {
+
+const int STRIP = 4 * PANEL;
+const int STEP = 4 * STRIP;  // bytes: four inputs of a strip, or eight
+const float SMALLEST_SCALE = 1e-12f;
+
+#if defined(TILES)
+const int ROWS_BESIDE = 48;  // of three tiles
+#else
+const int ROWS_BESIDE = TILE_INPUTS;
+#endif
+
+// Rows beside each other from a row on.
+int tile_rows(int row, int rows) { return rows - row < ROWS_BESIDE ? rows - row : ROWS_BESIDE; }
+
+// Whether so many rows are multiplied in tiles of AMX, and how many of `length` inputs are read at once.
+constexpr bool goes_by_tiles(int rows) { return ROWS_BESIDE > TILE_INPUTS && rows > TILE_INPUTS; }
+INLINE int inputs_at_once(int rows, int length) {
+    if (!goes_by_tiles(rows)) return 4;
+    return length % 64 == 0 ? 64 : length % 32 == 0 ? 32 : 16;
+}
 
 Rounded room_of(const Packed *matrix, int64_t rows, Memory &memory) {
     int64_t blocks = matrix->inputs / matrix->input_block, groups = matrix->inputs / matrix->group;
@@ -74,8 +95,9 @@ template <class T> INLINE float largest_of(const T *x, int length) {
     return bits_float((uint32_t)most);
 }
 
-// Some inputs, times 1 / `by`, as integers, a row's four beside those of the next; returns their sum.
-template <class T> INLINE int32_t round_some(const T *x, int length, float by, int8_t *numbers, int beside) {
+// Some inputs, times 1 / `by`, as integers, a row's `at_once`, a power of two, beside those of the next; returns their sum.
+template <class T>
+INLINE int32_t round_some(const T *x, int length, float by, int8_t *numbers, int beside, int at_once) {
     const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, ties to even
     vi sums = {};
     for (int at = 0; at < length; at += LANES) {
@@ -85,7 +107,8 @@ template <class T> INLINE int32_t round_some(const T *x, int length, float by, i
         vi whole = (vi)(q + shift) - (int32_t)float_bits(shift);
         sums += whole;
         vs bytes = to_bytes(whole);
-        for (int i = 0; i < LANES; i += 4, numbers += 4 * beside) memcpy(numbers, (const int8_t *)&bytes + i, 4);
+        for (int i = 0; i < LANES; i += 4)
+            memcpy(numbers + ((at + i) & -at_once) * beside + ((at + i) & (at_once - 1)), (const int8_t *)&bytes + i, 4);
     }
     int32_t sum = 0;
     for (int i = 0; i < LANES; i++) sum += sums[i];
@@ -97,9 +120,9 @@ template <class T>
 void round_row(const Packed *matrix, const T *x, const float *scale, int row, int num_rows, const Rounded &to) {
     int length = matrix->input_block, blocks = matrix->inputs / length, groups = matrix->inputs / matrix->group;
     int some = matrix->shared ? matrix->group : length;  // whose sum is asked for
-    int less = less_of(matrix), in_group = matrix->group / some, first = row / TILE_INPUTS * TILE_INPUTS;
-    int beside = tile_rows(first, num_rows), nth = row - first;
-    int8_t *numbers = to.numbers + (int64_t)first * matrix->inputs + 4 * nth;
+    int less = less_of(matrix), in_group = matrix->group / some, first = row / ROWS_BESIDE * ROWS_BESIDE;
+    int beside = tile_rows(first, num_rows), nth = row - first, at_once = inputs_at_once(beside, some);
+    int8_t *numbers = to.numbers + (int64_t)first * matrix->inputs + at_once * nth;
     float *scales = to.scales + (int64_t)first * blocks + nth;
     int32_t *starts = to.starts + (int64_t)first * blocks + nth;
     float *group_sums = to.group_sums + (int64_t)first * groups + nth;
@@ -110,7 +133,7 @@ void round_row(const Packed *matrix, const T *x, const float *scale, int row, in
         if (by < SMALLEST_SCALE) by = SMALLEST_SCALE;
         scales[b * beside] = by;
         for (int at = 0; at < length; at += some, x += some, numbers += some * beside) {
-            int32_t sum = round_some(x, some, by, numbers, beside);
+            int32_t sum = round_some(x, some, by, numbers, beside, at_once);
             if (matrix->shared) {
                 *whole = sum, whole += beside;
                 continue;
@@ -124,8 +147,6 @@ void round_row(const Packed *matrix, const T *x, const float *scale, int row, in
         }
     }
 }
-
-INLINE void ask_for(const void *p) { __builtin_prefetch(p, 0, 2); }
 
 int header_of(const Packed *matrix) {
     static const int OF_ZEROS[] = {0, STRIP, 2 * STRIP};
@@ -141,280 +162,6 @@ int64_t strip_bytes(const Packed *matrix) {
     int64_t headers = matrix->shared ? matrix->inputs / matrix->shared * shared_header_of(matrix)
                                      : matrix->inputs / matrix->group * header_of(matrix);
     return headers + (int64_t)STRIP * matrix->inputs * matrix->bits / 8;
-}
-
-// Of a panel: the first four inputs, or the upper four of halves.
-template <int KIND> INLINE Codes codes_of(const Table &table, const uint8_t *p, bool upper) {
-    if (KIND == BYTES) return load_codes(p);
-    Codes codes = upper ? high_codes(p) : low_codes(p);
-    return KIND == CODES ? look_up(table, codes) : codes;
-}
-
-// Whether a strip is read once, from end to end: then memory is all that limits its products, and is asked ahead of
-// what the processor does by itself.
-constexpr bool reads_alone(int rows, int panels) { return rows == 1 && panels * PANEL == STRIP; }
-INLINE void ask_ahead(const uint8_t *codes) {
-#pragma GCC unroll 4
-    for (int line = 0; line < STEP; line += 64) ask_for(codes + 2048 + line);
-}
-
-// A group's scales, or none: what sums of a panel are multiplied by before they are added to others.
-struct NoScales {};
-template <int PANELS> struct Scales {
-    Small of[PANELS];
-};
-template <int PANELS> INLINE Sums add_panel(Sums sums, const Sums &some, const Scales<PANELS> &scales, int panel) {
-    return add_scaled(sums, some, scales.of[panel]);
-}
-#if defined(NARROW_INPUTS)
-INLINE Sums add_panel(Sums sums, const Sums &some, NoScales, int) { return widened(sums, some); }
-
-// Adds a block of inputs to sums of integers.
-template <int ROWS, int PANELS, class By>
-INLINE void add_halves(const uint8_t *codes, const int8_t *a, int length, Sums (&whole)[ROWS][PANELS], const By &scales) {
-    for (int some; length > 0; length -= some) {
-        Sums narrow[ROWS][PANELS] = {};
-        some = length < NARROW_INPUTS ? length : NARROW_INPUTS;
-        for (int i = 0; i < some; i += 8, codes += STEP, a += ROWS * 8) {
-            if (reads_alone(ROWS, PANELS)) ask_ahead(codes);
-#pragma GCC unroll 2
-            for (int upper = 0; upper < 2; upper++) {
-                Inputs x[ROWS];
-#pragma GCC unroll 8
-                for (int r = 0; r < ROWS; r++) x[r] = splat_inputs(a + 4 * (upper * ROWS + r));
-#pragma GCC unroll 4
-                for (int p = 0; p < PANELS; p++) {
-                    Codes four = upper ? high_codes(codes + p * 64) : low_codes(codes + p * 64);
-#pragma GCC unroll 8
-                    for (int r = 0; r < ROWS; r++) add_narrow(narrow[r][p], four, x[r]);
-                }
-            }
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 4
-            for (int p = 0; p < PANELS; p++) whole[r][p] = add_panel(whole[r][p], narrow[r][p], scales, p);
-    }
-}
-#endif
-
-// The same of any kind.
-template <int KIND, int ROWS, int PANELS>
-INLINE void add_block(const Table &table, const uint8_t *codes, const int8_t *a, int length, Sums (&whole)[ROWS][PANELS]) {
-    const int fours = KIND == BYTES ? 1 : 2;  // that are read at once
-#if defined(NARROW_INPUTS)
-    if (KIND == HALVES) return add_halves(codes, a, length, whole, NoScales());
-#endif
-    for (int i = 0; i < length; i += 4 * fours, codes += STEP) {
-        if (reads_alone(ROWS, PANELS)) ask_ahead(codes);
-#pragma GCC unroll 2
-        for (int upper = 0; upper < fours; upper++, a += 4 * ROWS) {
-            Codes four[PANELS];
-#pragma GCC unroll 4
-            for (int p = 0; p < PANELS; p++) four[p] = codes_of<KIND>(table, codes + p * 64, upper);
-#pragma GCC unroll 8
-            for (int r = 0; r < ROWS; r++) {
-                Inputs x = splat_inputs(a + 4 * r);
-#pragma GCC unroll 4
-                for (int p = 0; p < PANELS; p++) whole[r][p] = add_products<KIND>(whole[r][p], four[p], x);
-            }
-        }
-    }
-}
-
-// Adds sums of integers to those in floats, times the scale of each output, the rows', and `times`.
-template <int ROWS, int PANELS>
-INLINE void add_floats(const Sums (&whole)[ROWS][PANELS], const uint16_t *of_outputs, const float *of_rows, float *sums,
-                       float times = 1.0f) {
-#pragma GCC unroll 4
-    for (int p = 0; p < PANELS; p++)
-#pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; v++) {
-            const int at = p * PANEL + v * LANES;
-            vf scale = load_halves(of_outputs + at) * times;
-#pragma GCC unroll 8
-            for (int r = 0; r < ROWS; r++) {
-                float *to = sums + r * STRIP + at;
-                store(to, load(to) + sum_floats(whole[r][p], v) * (scale * of_rows[r]));
-            }
-        }
-}
-
-// Sums [ROWS, STRIP] of some rows with PANELS panels of a strip. Meanwhile `ask` lines of what is read `next` are asked
-// for with each block.
-template <int KIND, int ROWS, int PANELS>
-__attribute__((noinline)) void tile(const Packed *matrix, const uint8_t *strip, int panel, const Rounded &from, int row,
-                                    float *sums, const uint8_t *next, int ask) {
-    const int inputs = matrix->inputs, length = matrix->input_block, groups = inputs / matrix->group;
-    const int blocks = inputs / length, in_group = matrix->group / length, zeros = matrix->zeros;
-    const int at_once = KIND == BYTES ? 4 : 8, header = header_of(matrix);
-    const Table table = KIND == CODES ? load_table(matrix->table) : Table();
-    const int8_t *a = from.numbers + (int64_t)row * inputs;
-    const float *scales = from.scales + (int64_t)row * blocks;
-    const int32_t *starts = from.starts + (int64_t)row * blocks;
-    const float *group_sums = from.group_sums + (int64_t)row * groups;
-    sums += panel * PANEL;
-    for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < PANELS * VECTORS; v++) store(sums + r * STRIP + v * LANES, (vf){});
-    for (int g = 0; g < groups; g++, group_sums += ROWS) {
-        const uint16_t *group_scales = (const uint16_t *)strip + panel * PANEL;
-        const uint8_t *zeros_at = strip + 2 * STRIP;
-        strip += header;
-        for (int b = 0; b < in_group; b++) {
-            for (int line = 0; line < ask; line++, next += 64) ask_for(next);
-            Sums whole[ROWS][PANELS];
-#pragma GCC unroll 8
-            for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 4
-                for (int p = 0; p < PANELS; p++) whole[r][p] = splat_sum(starts[r]);
-            add_block<KIND>(table, strip + panel * 4 * PANEL, a, length, whole);
-            strip += STEP * (length / at_once), a += ROWS * length;
-            add_floats(whole, group_scales, scales, sums);
-            scales += ROWS, starts += ROWS;
-        }
-        if (zeros == ZEROS_MIDDLE) continue;
-        for (int v = 0; v < PANELS * VECTORS; v++) {
-            int at = panel * PANEL + v * LANES;
-            vf offset = zeros == ZEROS_OFFSETS ? load_halves((const uint16_t *)zeros_at + at)
-                                               : load_bytes(zeros_at + at) * load_halves(group_scales + v * LANES);
-            for (int r = 0; r < ROWS; r++) {
-                float *to = sums + r * STRIP + v * LANES;
-                store(to, load(to) - offset * group_sums[r]);
-            }
-        }
-    }
-}
-
-// Four inputs of a panel, of the four that follow each other where they are read.
-template <int KIND, int NTH> INLINE Codes fours_of(const uint8_t *codes) {
-    Codes halves = NTH % 2 ? high_codes(codes + NTH / 2 * STEP) : low_codes(codes + NTH / 2 * STEP);
-    return KIND == SIXES ? with_upper<NTH>(halves, codes + 2 * STEP) : halves;
-}
-
-// Adds 16 inputs, times their group's scales.
-template <int KIND, int ROWS, int PANELS>
-INLINE void add_sixteen(
-    const uint8_t *codes, const int8_t *a, Sums (&whole)[ROWS][PANELS], const Scales<PANELS> &scales) {
-#pragma GCC unroll 4
-    for (int p = 0; p < PANELS; p++) {
-        Codes four[4] = {fours_of<KIND, 0>(codes + p * 64), fours_of<KIND, 1>(codes + p * 64),
-                         fours_of<KIND, 2>(codes + p * 64), fours_of<KIND, 3>(codes + p * 64)};
-#pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++) {
-#if defined(NARROW_INPUTS)  // of six bits half as many fit
-            for (int half = 0; half < 4; half += 2) {
-                Sums narrow = {};
-                add_narrow(narrow, four[half], splat_inputs(a + 4 * (half * ROWS + r)));
-                add_narrow(narrow, four[half + 1], splat_inputs(a + 4 * ((half + 1) * ROWS + r)));
-                whole[r][p] = add_panel(whole[r][p], narrow, scales, p);
-            }
-#else
-            Sums some = splat_sum(0);
-            for (int i = 0; i < 4; i++)
-                some = add_products<KIND>(some, four[i], splat_inputs(a + 4 * (i * ROWS + r)));
-            whole[r][p] = add_panel(whole[r][p], some, scales, p);
-#endif
-        }
-    }
-}
-
-// Adds a group of inputs, times its scales.
-template <int KIND, int ROWS, int PANELS>
-INLINE void add_group(
-    const uint8_t *codes, const int8_t *a, int length, Sums (&whole)[ROWS][PANELS], const Scales<PANELS> &scales) {
-#if defined(NARROW_INPUTS)
-    if (KIND == HALVES) return add_halves(codes, a, length, whole, scales);
-#endif
-    const int step = KIND == SIXES ? 3 * STEP : 2 * STEP;
-    for (int i = 0; i < length; i += 16, codes += step, a += 16 * ROWS) {
-        if (reads_alone(ROWS, PANELS))
-            for (int part = 0; part < step; part += STEP) ask_ahead(codes + part);
-        add_sixteen<KIND>(codes, a, whole, scales);
-    }
-}
-
-// As `tile`, where groups share scales.
-template <int KIND, int ROWS, int PANELS>
-__attribute__((noinline)) void shared_tile(const Packed *matrix, const uint8_t *strip, int panel, const Rounded &from,
-                                           int row, float *sums, const uint8_t *next, int ask) {
-    const int inputs = matrix->inputs, length = matrix->shared, group = matrix->group, groups = length / group;
-    const int header = shared_header_of(matrix), blocks = inputs / length;
-    const bool has_offsets = matrix->zeros == ZEROS_OFFSETS;
-    const int8_t *a = from.numbers + (int64_t)row * inputs;
-    const float *scales = from.scales + (int64_t)row * blocks;
-    const int32_t *group_sums = from.whole + (int64_t)row * (inputs / group);
-    sums += panel * PANEL;
-    for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < PANELS * VECTORS; v++) store(sums + r * STRIP + v * LANES, (vf){});
-    for (int b = 0; b < blocks; b++, scales += ROWS, group_sums += groups * ROWS) {
-        for (int line = 0; line < ask; line++, next += 64) ask_for(next);
-        const uint16_t *shared = (const uint16_t *)strip + panel * PANEL;
-        const uint8_t *small = strip + (has_offsets ? 4 : 2) * STRIP + panel * PANEL;
-        const uint8_t *less = has_offsets ? small + groups * STRIP : small;  // zero is in the middle: scales are taken
-        const uint16_t *shared_less = has_offsets ? shared + STRIP : shared;
-        if (reads_alone(ROWS, PANELS))
-            for (int at = 0; at < header; at += STEP) ask_ahead(strip + at);
-        strip += header;
-        const float times = has_offsets ? -1.0f : -(float)(1 << (bits_of(KIND) - 1));
-#pragma GCC unroll 4
-        for (int p = 0; p < PANELS; p++) {
-            Sums taken[ROWS][1];
-            for (int r = 0; r < ROWS; r++) taken[r][0] = splat_sum(0);
-            for (int g = 0; g < groups; g++) {
-                Small of_group = load_small(less + g * STRIP + p * PANEL);
-#pragma GCC unroll 8
-                for (int r = 0; r < ROWS; r++) taken[r][0] = add_small(taken[r][0], of_group, group_sums[g * ROWS + r]);
-            }
-            add_floats(taken, shared_less + p * PANEL, scales, sums + p * PANEL, times);
-        }
-        Sums whole[ROWS][PANELS];
-        for (int r = 0; r < ROWS; r++)
-            for (int p = 0; p < PANELS; p++) whole[r][p] = splat_sum(0);
-        for (int g = 0; g < groups; g++, small += STRIP, a += ROWS * group) {
-            Scales<PANELS> of_group;
-#pragma GCC unroll 4
-            for (int p = 0; p < PANELS; p++) of_group.of[p] = load_small(small + p * PANEL);
-            add_group<KIND>(strip + panel * 4 * PANEL, a, group, whole, of_group);
-            strip += STRIP * group * bits_of(KIND) / 8;
-        }
-        add_floats(whole, shared, scales, sums);
-    }
-}
-
-template <int KIND>
-INLINE void tile_of(int rows, const Packed *matrix, const uint8_t *strip, int panel, const Rounded &from, int row,
-                    float *sums, const uint8_t *next, int ask) {
-#define TILE_OF(ROWS)                                                                                                  \
-    case ROWS: {                                                                                                       \
-        constexpr int some = ROWS < TILE_INPUTS ? ROWS : TILE_INPUTS;                                                  \
-        if constexpr (KIND == HALVES || KIND == SIXES)                                                                 \
-            if (matrix->shared)                                                                                        \
-                return shared_tile<KIND, some, panels_at(ROWS)>(matrix, strip, panel, from, row, sums, next, ask);     \
-        if constexpr (KIND != SIXES)                                                                                   \
-            return tile<KIND, some, panels_at(ROWS)>(matrix, strip, panel, from, row, sums, next, ask);                \
-        return;                                                                                                        \
-    }
-    switch (rows) { TILE_OF(1) TILE_OF(2) TILE_OF(3) TILE_OF(4) TILE_OF(5) TILE_OF(6) }
-#undef TILE_OF
-}
-
-// Sums [rows, STRIP] of up to TILE_INPUTS rows with a whole strip, each times its output's own scale.
-INLINE void strip_sums(int rows, const Packed *matrix, int strip, const Rounded &from, int row, float *sums,
-                       const uint8_t *next = nullptr, int ask = 0) {
-    const uint8_t *at = matrix->packed + strip * strip_bytes(matrix);
-    for (int panel = 0; panel < STRIP / PANEL; panel += panels_at(rows), ask = 0) {
-        switch (kind_of(matrix)) {
-            case BYTES: tile_of<BYTES>(rows, matrix, at, panel, from, row, sums, next, ask); break;
-            case HALVES: tile_of<HALVES>(rows, matrix, at, panel, from, row, sums, next, ask); break;
-            case SIXES: tile_of<SIXES>(rows, matrix, at, panel, from, row, sums, next, ask); break;
-            default: tile_of<CODES>(rows, matrix, at, panel, from, row, sums, next, ask);
-        }
-    }
-    int left = matrix->outputs - strip * STRIP;
-    for (int at = 0; at < STRIP && at < left; at += LANES) {
-        vf scale = load_some(matrix->row_scales + strip * STRIP + at, left - at);
-        for (int r = 0; r < rows; r++) store(sums + r * STRIP + at, load(sums + r * STRIP + at) * scale);
-    }
 }
 
 }  // namespace

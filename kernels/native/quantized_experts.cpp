@@ -41,11 +41,11 @@ template <class T> void gate_strip(const QuantizedExperts *experts, const Room<T
     int64_t width = experts->layer.width;
     int column = strip * STRIP, columns = columns_at(column, STRIP, width);
     Rounded from = part_of(gate, room.rows, first);
-    float gates[TILE_INPUTS * STRIP], ups[TILE_INPUTS * STRIP];
-    for (int row = 0; row < rows; row += TILE_INPUTS) {
+    float gates[ROWS_BESIDE * STRIP], ups[ROWS_BESIDE * STRIP];
+    for (int row = 0; row < rows; row += ROWS_BESIDE) {
         int count = tile_rows(row, rows);
-        strip_sums(count, gate, strip, from, row, gates);
-        strip_sums(count, up, strip, from, row, ups);
+        NAMED(strip_sums, ISA)(count, gate, strip, &from, row, gates, nullptr, 0);
+        NAMED(strip_sums, ISA)(count, up, strip, &from, row, ups, nullptr, 0);
         for (int r = 0; r < count; r++)
             join_row(&experts->layer, expert, column, columns, gates + r * STRIP, ups + r * STRIP,
                      room.gated + (first + row + r) * width + column);
@@ -58,10 +58,10 @@ template <class T> void down_strip(const QuantizedExperts *experts, const Room<T
     int64_t hidden = experts->layer.hidden;
     int column = strip * STRIP, columns = columns_at(column, STRIP, hidden);
     Rounded from = part_of(down, room.halfway, first);
-    float sums[TILE_INPUTS * STRIP];
-    for (int row = 0; row < rows; row += TILE_INPUTS) {
+    float sums[ROWS_BESIDE * STRIP];
+    for (int row = 0; row < rows; row += ROWS_BESIDE) {
         int count = tile_rows(row, rows);
-        strip_sums(count, down, strip, from, row, sums);
+        NAMED(strip_sums, ISA)(count, down, strip, &from, row, sums, nullptr, 0);
         for (int r = 0; r < count; r++)
             memcpy(room.order.results + (first + row + r) * hidden + column, sums + r * STRIP, columns * sizeof(float));
     }

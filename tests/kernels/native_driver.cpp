@@ -1,5 +1,5 @@
 // Holds the compiled kernels of every instruction set that this processor has against plain loops: for processors on which
-// torch does not run. Prints the sets, or what is wrong.
+// torch does not run. Prints the sets, or what is wrong; arguments name those that are tried, else all are.
 #include "kernels.h"
 #include <math.h>
 #include <stdio.h>
@@ -75,6 +75,22 @@ static void compare(const InstructionSet *set, const std::string &what, const Fl
     }
     if (worst <= tolerance * most) return;
     printf("%s: %s is off by %g of %g\n", set->name, what.c_str(), worst, most);
+    failures++;
+}
+
+// Products in few bits add up the same integers in the same order, be it by tiles or by vectors.
+static void compare_to_tiles(const InstructionSet *set, const Floats &found) {
+    static vector<float> by_tiles;
+    static size_t nth = 0;
+    bool tiles = !strcmp(set->name, "avx512_amx"), vectors = !strcmp(set->name, "avx512_bf16") && !by_tiles.empty();
+    int others = 0;
+    for (size_t i = 0; i < found.plain.size(); i++)
+        if (tiles)
+            by_tiles.push_back(found.read(i));
+        else if (vectors)
+            others += by_tiles[nth++] != found.read(i);
+    if (!others) return;
+    printf("%s: %d numbers are others than by tiles\n", set->name, others);
     failures++;
 }
 
@@ -188,7 +204,7 @@ static void try_products(const InstructionSet *set, bool is_bf16) {
         {6, 16, ZEROS_MIDDLE, false, 64},
     };
     for (auto &form : forms)
-        for (int rows : {1, 2, 3, 5, 6, 13}) {
+        for (int rows : {1, 2, 3, 5, 6, 13, 55}) {
             Random random = {(uint32_t)rows};
             const int outputs = 70, inputs = 128;
             Matrix matrix(random, outputs, inputs, form.bits, form.group, form.zeros, form.coded, form.shared);
@@ -205,6 +221,7 @@ static void try_products(const InstructionSet *set, bool is_bf16) {
             std::string name = "a product in " + std::to_string(form.bits) + " bits, " + (form.coded ? "coded" : "") +
                                " zeros " + std::to_string(form.zeros) + ", rows " + std::to_string(rows);
             compare(set, name, out, expected, is_bf16 ? 1e-2 : 2e-5);
+            compare_to_tiles(set, out);
         }
 }
 
@@ -220,7 +237,7 @@ struct Routes {
 };
 
 static void try_rounded_experts(const InstructionSet *set, bool is_bf16) {
-    const int count = 4, hidden = 96, width = 64, rows = 11, top_k = 2;
+    const int count = 4, hidden = 96, width = 64, rows = 60, top_k = 2;
     Random random = {7};
     vector<Matrix> gates, ups, downs;
     vector<Packed> gate, up, down;
@@ -251,6 +268,7 @@ static void try_rounded_experts(const InstructionSet *set, bool is_bf16) {
         for (int i = 0; i < hidden; i++) expected[r * hidden + i] += routes.weights[p] * (d[i] + down_bias[e * hidden + i]);
     }
     compare(set, "experts in few bits", out, expected, 0.02);  // some are rounded the other way in between
+    compare_to_tiles(set, out);
 }
 
 // A matrix as products read it.
@@ -404,8 +422,11 @@ static void try_layers(const InstructionSet *set, bool is_bf16) {
     }
 }
 
-int main() {
+int main(int count, char **names) {
     for (int nth = 0; const InstructionSet *set = instruction_set(nth); nth++) {
+        bool wanted = count == 1;
+        for (int i = 1; i < count; i++) wanted |= !strcmp(names[i], set->name);
+        if (!wanted) continue;
         for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
             try_products(set, is_bf16);
             try_dense(set, is_bf16);

@@ -258,7 +258,7 @@ class Library:
 
     def __init__(self, library: ctypes.CDLL, chosen: _InstructionSet) -> None:
         self.instruction_set = str(chosen.name.decode())
-        self.multiplies_bf16 = self.instruction_set.endswith("_bf16")
+        self.multiplies_bf16 = self.instruction_set.endswith(("_bf16", "_amx"))
         self.room, self.part = _COUNT_OF(chosen.room), _COUNT_OF(chosen.part)
         self.attend = _ATTEND(chosen.attend)
         self.experts_room, self.run_experts = _EXPERTS_ROOM(chosen.experts_room), _RUN_EXPERTS(chosen.run_experts)

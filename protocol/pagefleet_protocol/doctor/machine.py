@@ -17,8 +17,8 @@ from pathlib import Path
 _NVIDIA_SMI_S = 10.0
 _QUERY = "name,memory.total,driver_version,compute_cap"
 _FEATURES = (
-    "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "asimddp", "bf16",
-    "i8mm", "sve",
+    "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16", "asimd", "asimddp",
+    "bf16", "i8mm", "sve",
 )  # fmt: skip
 """Of processors, those that products of matrices are chosen by."""
 
