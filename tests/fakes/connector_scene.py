@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import select
 from collections.abc import Callable, Sequence
 
 from pagefleet_engine.core.request import Request
@@ -11,6 +10,7 @@ from pagefleet_kv.port import BlockRun, KVConnector, LoadDone, TransfersDone
 from pagefleet_protocol.block_hash import PrefixScope, extend_hashes
 from pagefleet_protocol.sampling_params import SamplingParams
 
+from tests.fakes.bells import rings
 from tests.fakes.byte_pages import PATIENCE_S, SHAPE, BytePages
 
 
@@ -113,6 +113,5 @@ class ConnectorScene:
         while not condition():
             bell = self.connector.bell
             assert bell is not None
-            readable, _, _ = select.select([bell], [], [], PATIENCE_S)
-            assert readable, "the bell does not ring"
+            assert rings([bell], PATIENCE_S), "the bell does not ring"
             self.settle()

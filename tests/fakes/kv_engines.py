@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import select
 import threading
 import time
 from collections import deque
@@ -30,6 +29,7 @@ from pagefleet_kv.port import EngineIdentity
 from pagefleet_protocol.kv_handoff import KvTransfer, OnFailure
 from pagefleet_protocol.sampling_params import SamplingParams
 
+from tests.fakes.bells import rings
 from tests.fakes.free_ports import free_ports
 
 PATIENCE_S = 60.0
@@ -133,7 +133,7 @@ class SteppingEngine(FleetEngine):
                 self._calls.popleft()()
             self.step()
             if self.core.is_stalled or not self.core.has_work:
-                select.select(self.core.bells, [], [], 0.01)
+                rings(self.core.bells, 0.01)
 
 
 class Fleet:
@@ -230,7 +230,7 @@ class Fleet:
             for engine in engines:
                 engine.step()
             if all(engine.core.is_stalled or not engine.core.has_work for engine in engines):
-                select.select([engine.bell for engine in engines], [], [], 0.01)
+                rings((engine.bell for engine in engines), 0.01)
 
     def stop(self, engine: FleetEngine) -> None:
         """End one; its sockets close as if its process were gone."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 import time
 import zlib
@@ -15,6 +14,7 @@ from pagefleet_kv.p2p.planes.tcp.hello import HELLO_BYTES, Invitation, invitatio
 from pagefleet_kv.p2p.planes.tcp.plane import TcpPlane
 from pagefleet_protocol.kv_blob import BlobHeader
 
+from tests.fakes.bells import rings
 from tests.fakes.byte_pages import PATIENCE_S, BytePages
 
 COMPATIBILITY = b"c" * 32
@@ -42,7 +42,7 @@ class PlaneEnd:
         deadline = time.monotonic() + PATIENCE_S
         while sum(isinstance(event, kind) for event in self.seen) < count:
             assert time.monotonic() < deadline, f"no {kind.__name__} comes after {self.seen}"
-            select.select([self.plane.bell], [], [], PATIENCE_S)
+            rings([self.plane.bell], PATIENCE_S)
             self.seen += self.plane.events()
         found = [event for event in self.seen if isinstance(event, kind)][:count]
         self.seen = self.seen[self.seen.index(found[-1]) + 1 :]

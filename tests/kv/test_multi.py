@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +15,7 @@ from pagefleet_kv.port import (
     TransfersDone,
 )
 
+from tests.fakes.bells import rings
 from tests.fakes.connector_scene import make_request
 from tests.fakes.held_connector import HeldConnector
 
@@ -114,15 +114,15 @@ def test_who_wants_no_save_is_not_waited_for(multi: MultiConnector, children: li
 
 
 def test_it_rings_while_one_of_them_does(multi: MultiConnector, bells: list[Bell]) -> None:
-    def rings() -> bool:
-        return bool(select.select([multi.bell], [], [], 0)[0])
+    def is_ringing() -> bool:
+        return rings([multi.bell], 0)
 
-    assert not rings()
+    assert not is_ringing()
     for bell in bells:
         bell.ring()
-        assert rings()
+        assert is_ringing()
         bell.silence()
-        assert not rings()
+        assert not is_ringing()
 
 
 def test_all_are_told(multi: MultiConnector, children: list[Child]) -> None:

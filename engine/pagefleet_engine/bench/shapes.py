@@ -10,7 +10,7 @@ from typing import Any
 
 from pagefleet_engine.bench.dense_shapes import DENSE_SHAPES
 from pagefleet_engine.bench.expert_shapes import EXPERT_SHAPES
-from pagefleet_engine.bench.newer_shapes import NEWER_SHAPES
+from pagefleet_engine.bench.shapes_2025 import SHAPES_2025
 from pagefleet_engine.engine_core.model_folder import resolve_model_folder
 
 _LLAMA_125M = {
@@ -43,7 +43,7 @@ _LLAMA_1M = _LLAMA_125M | {
 def named_shapes() -> Mapping[str, Mapping[str, Any]]:
     """Configurations by name, as published with the models; the last two are for machines without a GPU."""
     small = {"llama-125m": _LLAMA_125M, "llama-1m": _LLAMA_1M}
-    return {**DENSE_SHAPES, **EXPERT_SHAPES, **NEWER_SHAPES, **small}
+    return {**DENSE_SHAPES, **EXPERT_SHAPES, **SHAPES_2025, **small}
 
 
 def write_shape(name: str, folder: Path) -> Path:

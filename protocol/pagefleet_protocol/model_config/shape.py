@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pagefleet_protocol.model_config import defaults, newer_defaults
+from pagefleet_protocol.model_config import defaults, defaults_2025
 from pagefleet_protocol.model_config.fields import ConfigFields, ModelConfigError
 from pagefleet_protocol.model_config.kv_spec import KVSpec
 
@@ -333,12 +333,12 @@ _FAMILIES: Mapping[str, _Family] = {
     "cohere2": _Family(_gemma3_windows, defaults=defaults.COHERE2),
     "deepseek_v2": _Family(heads=_latent_heads, defaults=defaults.DEEPSEEK_V2, mixture=True),
     "deepseek_v3": _Family(heads=_latent_heads, defaults=defaults.DEEPSEEK_V3, mixture=True),
-    "dots1": _Family(_dots1_windows, defaults=newer_defaults.DOTS1, mixture=True),
-    "ernie4_5": _Family(defaults=newer_defaults.ERNIE4_5),
+    "dots1": _Family(_dots1_windows, defaults=defaults_2025.DOTS1, mixture=True),
+    "ernie4_5": _Family(defaults=defaults_2025.ERNIE4_5),
     "ernie4_5_moe": _Family(
-        defaults=newer_defaults.ERNIE4_5_MOE, spellings=newer_defaults.ERNIE4_5_MOE_SPELLINGS, mixture=True
+        defaults=defaults_2025.ERNIE4_5_MOE, spellings=defaults_2025.ERNIE4_5_MOE_SPELLINGS, mixture=True
     ),
-    "exaone4": _Family(_exaone4_windows, defaults=newer_defaults.EXAONE4),
+    "exaone4": _Family(_exaone4_windows, defaults=defaults_2025.EXAONE4),
     "falcon": _Family(defaults=defaults.FALCON, spellings=defaults.FALCON_SPELLINGS, heads=_falcon_heads),
     "gemma": _Family(defaults=defaults.GEMMA),
     "gemma2": _Family(_gemma2_windows, defaults=defaults.GEMMA2),
@@ -346,10 +346,10 @@ _FAMILIES: Mapping[str, _Family] = {
     "gemma3_text": _Family(_gemma3_windows, _given_lengths, defaults=defaults.GEMMA3),
     "gemma3n": _Family(_gemma3_windows, _given_lengths, defaults=defaults.GEMMA3N, shares_kv=True),
     "gemma3n_text": _Family(_gemma3_windows, _given_lengths, defaults=defaults.GEMMA3N, shares_kv=True),
-    "glm": _Family(defaults=newer_defaults.GLM),
-    "glm4": _Family(defaults=newer_defaults.GLM),
+    "glm": _Family(defaults=defaults_2025.GLM),
+    "glm4": _Family(defaults=defaults_2025.GLM),
     "glm4_moe": _Family(defaults=defaults.GLM4_MOE, mixture=True),
-    "glm4_moe_lite": _Family(heads=_latent_heads, defaults=newer_defaults.GLM4_MOE_LITE, mixture=True),
+    "glm4_moe_lite": _Family(heads=_latent_heads, defaults=defaults_2025.GLM4_MOE_LITE, mixture=True),
     "gpt2": _Family(
         lengths=_given_lengths,
         defaults=defaults.GPT2,
@@ -359,16 +359,16 @@ _FAMILIES: Mapping[str, _Family] = {
     "gpt_oss": _Family(_gemma2_windows, defaults=defaults.GPT_OSS, spellings=defaults.GPT_OSS_SPELLINGS, mixture=True),
     "granite": _Family(defaults=defaults.GRANITE),
     "granitemoe": _Family(defaults=defaults.GRANITE_MOE, mixture=True),
-    "hunyuan_v1_dense": _Family(defaults=newer_defaults.HUNYUAN),
+    "hunyuan_v1_dense": _Family(defaults=defaults_2025.HUNYUAN),
     "hunyuan_v1_moe": _Family(
-        defaults=newer_defaults.HUNYUAN_MOE, spellings=newer_defaults.HUNYUAN_MOE_SPELLINGS, mixture=True
+        defaults=defaults_2025.HUNYUAN_MOE, spellings=defaults_2025.HUNYUAN_MOE_SPELLINGS, mixture=True
     ),
     "kimi_k2": _Family(heads=_latent_heads, defaults=defaults.DEEPSEEK_V3, mixture=True),
     "llama": _Family(),
     "llama4": _Family(_llama4_chunks, defaults=defaults.LLAMA4, chunked=True, mixture=True),
     "llama4_text": _Family(_llama4_chunks, defaults=defaults.LLAMA4, chunked=True, mixture=True),
     "minimax_m2": _Family(
-        defaults=newer_defaults.MINIMAX_M2, spellings=newer_defaults.MINIMAX_M2_SPELLINGS, mixture=True
+        defaults=defaults_2025.MINIMAX_M2, spellings=defaults_2025.MINIMAX_M2_SPELLINGS, mixture=True
     ),
     "mistral": _Family(_uniform_windows, defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
     "mixtral": _Family(_uniform_windows, defaults=defaults.MIXTRAL, mixture=True),
@@ -379,7 +379,7 @@ _FAMILIES: Mapping[str, _Family] = {
         heads=_as_many_pairs,
     ),
     "olmo2": _Family(defaults=defaults.OLMO2),
-    "olmo3": _Family(_gemma3_windows, _given_lengths, defaults=newer_defaults.OLMO3),
+    "olmo3": _Family(_gemma3_windows, _given_lengths, defaults=defaults_2025.OLMO3),
     "olmoe": _Family(defaults=defaults.OLMOE, mixture=True),
     "opt": _Family(
         lengths=_given_lengths,
@@ -393,8 +393,8 @@ _FAMILIES: Mapping[str, _Family] = {
     "qwen2_moe": _Family(_qwen2_moe_windows, defaults=defaults.QWEN2_MOE, mixture=True),
     "qwen3": _Family(_qwen_windows, defaults={**defaults.QWEN2, "head_dim": 128}),
     "qwen3_moe": _Family(_qwen3_moe_windows, defaults=defaults.QWEN3_MOE, mixture=True),
-    "seed_oss": _Family(defaults=newer_defaults.SEED_OSS),
-    "smollm3": _Family(_smollm3_windows, defaults=newer_defaults.SMOLLM3),
+    "seed_oss": _Family(defaults=defaults_2025.SEED_OSS),
+    "smollm3": _Family(_smollm3_windows, defaults=defaults_2025.SMOLLM3),
     "stablelm": _Family(defaults=defaults.STABLELM),
 }
 MODEL_TYPES = tuple(_FAMILIES)

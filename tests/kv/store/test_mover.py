@@ -17,6 +17,7 @@ from pagefleet_kv.store.manifest import claim_folder
 from pagefleet_kv.store.mover import BlockMover
 from pagefleet_protocol.block_hash import BlockHash
 
+from tests.fakes.bells import rings
 from tests.fakes.byte_pages import PATIENCE_S, SHAPE, BytePages
 
 SIZE = 64
@@ -46,8 +47,7 @@ class Scene:
 
     def wait(self, job_id: int) -> MoveDone:
         while job_id not in self.done:
-            readable, _, _ = select.select([self.mover.bell], [], [], PATIENCE_S)
-            assert readable, "the bell does not ring"
+            assert rings([self.mover.bell], PATIENCE_S), "the bell does not ring"
             self.done.update({move.job_id: move for move in self.mover.finished()})
         return self.done[job_id]
 
@@ -164,7 +164,7 @@ def test_mistake_of_ours_ends_the_engine(scene: Scene, monkeypatch: pytest.Monke
     def settle() -> None:
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:  # the scan of the folder rings too
-            select.select([scene.mover.bell], [], [], PATIENCE_S)
+            rings([scene.mover.bell], PATIENCE_S)
             scene.mover.finished()
 
     with pytest.raises(TransfersDead, match="a thread that moves K/V has ended"):

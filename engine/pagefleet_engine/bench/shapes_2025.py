@@ -156,7 +156,7 @@ _HUNYUAN_A13B = _HUNYUAN_7B | {
     "moe_topk": [8] * 32,
 }
 
-NEWER_SHAPES: Mapping[str, Mapping[str, Any]] = {
+SHAPES_2025: Mapping[str, Mapping[str, Any]] = {
     "glm-4-9b": _GLM4_9B,
     "glm-4-9b-0414": _GLM4_9B_0414,
     "olmo-3-7b": _OLMO3_7B,
