@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -34,6 +34,9 @@ from pagefleet_kv.port import KVPages
 from tests.fakes.device_planes import PoolOfHost
 from tests.fakes.rank_process import misbehave
 from tests.fakes.socket_nccl import SocketNccl
+
+if TYPE_CHECKING:  # ranks load this file
+    import pytest
 
 COMMAND = (sys.executable, str(Path(__file__).resolve()))
 STALL_S = 20.0
@@ -76,3 +79,11 @@ def play_devices(*fault: str) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     sys.exit(run_rank(_build))
+
+
+def play_devices_meanwhile(monkeypatch: pytest.MonkeyPatch, *fault: str) -> None:
+    """As `play_devices`, until the test ends."""
+    monkeypatch.setattr(LocalNode, "start", LocalNode.start)
+    for module in (processes, rank_memory):
+        monkeypatch.setattr(module, "may_open_planes", module.may_open_planes)
+    play_devices(*fault)

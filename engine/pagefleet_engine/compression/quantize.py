@@ -29,6 +29,8 @@ from pagefleet_engine.models.config_file import read_arch
 
 _HEAD = "lm_head"
 _SCALE = ".weight_scale"
+_KEYS_WITHOUT_WEIGHTS = ("hunyuan_v1_dense", "hunyuan_v1_moe")
+"""Kinds of models whose keys are kept without the weights of their norm, as no other engine keeps them."""
 
 Tell = Callable[[str], None]
 
@@ -88,6 +90,11 @@ class Layers:
         """Raises ConfigError for a pattern that names nothing and for groups that do not divide, ModelLoadError for
         layers that the engine does not run in that form."""
         self.stages, self.recipe = stages, recipe
+        if recipe.kv_dtype and stages.arch.model_type in _KEYS_WITHOUT_WEIGHTS:
+            raise ConfigError(
+                f"{stages.arch.model_type} keeps keys without the weights of their norm, so their scales would be "
+                "wrong anywhere else: leave --kv-cache-scheme out"
+            )
         plain = stages.shapes()
         _check_patterns(recipe.ignore, _linears(stages, ()))
         self.names = _linears(stages, recipe.ignore)

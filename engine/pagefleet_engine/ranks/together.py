@@ -116,11 +116,35 @@ def _board_bytes(copies: int) -> int:
     return PAGE * (1 + 16 * copies // PAGE)
 
 
-def _board_words(handles: TogetherHandles) -> memoryview:
-    return memoryview(mmap.mmap(handles.board, _board_bytes(len(handles.bells)))).cast("Q")
+class _Board:
+    """Words in memory, of which each core writes its own and all read all, and a bell of each, which the others ring.
+
+    Args:
+        handles: of all copies.
+        index: of this one.
+        first: place of the first word, in words.
+        bells: of all cores.
+    """
+
+    def __init__(self, handles: TogetherHandles, index: int, first: int, bells: Sequence[int]) -> None:
+        self._index = index
+        memory = mmap.mmap(handles.board, _board_bytes(len(bells)))
+        self._words = memoryview(memory).cast("Q")[first : first + len(bells)]
+        self._own = Doorbell(bells[index])
+        self._others = [Doorbell(fd) for rank, fd in enumerate(bells) if rank != index]
+
+    @property
+    def bell(self) -> int:
+        """A descriptor that is readable when another core has written."""
+        return self._own.fileno()
+
+    def _write(self, word: int) -> None:
+        self._words[self._index] = word
+        for bell in self._others:
+            bell.ring()
 
 
-class WaveBoard:
+class WaveBoard(_Board):
     """Where cores call for waves: each writes its own number, and all read the largest.
 
     Args:
@@ -129,32 +153,24 @@ class WaveBoard:
     """
 
     def __init__(self, handles: TogetherHandles, index: int) -> None:
-        size = len(handles.bells)
-        self._index = index
-        self._called = _board_words(handles)[:size]
-        self._own = Doorbell(handles.bells[index])
-        self._others = [Doorbell(fd) for rank, fd in enumerate(handles.bells) if rank != index]
-
-    @property
-    def bell(self) -> int:
-        """A descriptor that is readable when somebody has called."""
-        return self._own.fileno()
+        super().__init__(handles, index, 0, handles.bells)
 
     def call(self, wave: int) -> None:
         """Have all copies begin a wave."""
-        self._called[self._index] = wave
-        for bell in self._others:
-            bell.ring()
+        self._write(wave)
 
     def newest(self) -> int:
         """Return the latest wave that any copy has called for; 0: none yet."""
         self._own.take()
-        return max(self._called)
+        return max(self._words)
 
 
-class TurnBoard:
+class TurnBoard(_Board):
     """Where cores of copies say at which place among the steps they receive K/V on their ranks' devices, as they do so
     only at one at a time. Used by one thread.
+
+    A copy's word is one more than the steps before what it receives; 0: nothing. The bell rings when others may have
+    received what `begin` was refused for.
 
     Args:
         handles: of all copies.
@@ -162,20 +178,10 @@ class TurnBoard:
     """
 
     def __init__(self, handles: TogetherHandles, index: int) -> None:
-        size = len(handles.bells)
-        self._index = index
-        self._places = _board_words(handles)[size : 2 * size]
-        """Of each copy: one more than the steps before what it receives; 0: nothing."""
-        self._own = Doorbell(handles.turn_bells[index])
-        self._others = [Doorbell(fd) for rank, fd in enumerate(handles.turn_bells) if rank != index]
+        super().__init__(handles, index, len(handles.bells), handles.turn_bells)
         # Opened anew: copies inherit what is open, and a lock on that would be all of theirs.
         self._lock = os.open(f"/proc/self/fd/{handles.board}", os.O_RDWR | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._lock)
-
-    @property
-    def bell(self) -> int:
-        """A descriptor that is readable when others may have received what `begin` was refused for."""
-        return self._own.fileno()
 
     def silence(self) -> None:
         """Take the bell's ring."""
@@ -185,15 +191,13 @@ class TurnBoard:
         """Receive behind so many steps; False: another copy receives behind more, or fewer."""
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         try:
-            if not {*self._places} <= {0, num_steps + 1}:
+            if not {*self._words} <= {0, num_steps + 1}:
                 return False
-            self._places[self._index] = num_steps + 1
+            self._words[self._index] = num_steps + 1
             return True
         finally:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def rest(self) -> None:
         """Nothing is received here any more."""
-        self._places[self._index] = 0
-        for bell in self._others:
-            bell.ring()
+        self._write(0)

@@ -171,6 +171,12 @@ def test_values_that_overflow_are_no_scale(make_checkpoint: Make, tmp_path: Path
         write(folder, replace(ROUNDED, kv_cache_scheme="fp8"), tmp_path / "out")
 
 
+def test_keys_without_their_weights_have_no_scale(make_checkpoint: Make, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^hunyuan_v1_dense keeps keys without .*: leave --kv-cache-scheme out$"):
+        write(make_checkpoint("hunyuan_v1_dense"), replace(ROUNDED, kv_cache_scheme="fp8"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("algorithm", ["gptq", "awq"])
 def test_calibration_is_worth_its_time(algorithm: Algorithm, perplexity: Callable[..., tuple[float, Path]]) -> None:
     assert perplexity("w4a16", algorithm)[0] <= 1.001 * perplexity("w4a16", "rtn")[0]

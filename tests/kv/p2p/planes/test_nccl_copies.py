@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pagefleet_engine.executor import processes, rank_memory
-from pagefleet_engine.executor.local_node import LocalNode
 
 from tests.fakes.kv_engines import (
     FIRST_TOKEN,
@@ -21,7 +19,7 @@ from tests.fakes.kv_engines import (
     prompt_of,
     running_fleet,
 )
-from tests.fakes.nccl_rank import play_devices
+from tests.fakes.nccl_rank import play_devices_meanwhile
 from tests.fakes.small_model import LATENTS, write_small_model
 
 pytestmark = pytest.mark.fleet
@@ -31,10 +29,7 @@ NUMBERS = range(1, 9)
 
 @pytest.fixture
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
-    monkeypatch.setattr(LocalNode, "start", LocalNode.start)  # put back at the end
-    for module in (processes, rank_memory):
-        monkeypatch.setattr(module, "may_open_planes", module.may_open_planes)
-    play_devices()
+    play_devices_meanwhile(monkeypatch)
     key_file = tmp_path / "fleet-key"
     key_file.write_bytes(b"k" * 32)
     with running_fleet(write_small_model(tmp_path / "model", **LATENTS), key_file) as fleet:

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pagefleet_engine.executor import processes, rank_memory
-from pagefleet_engine.executor.local_node import LocalNode
 
 from tests.fakes.kv_engines import FULL_BLOCKS, Fleet, answers_alone, pass_on, running_fleet
-from tests.fakes.nccl_rank import play_devices
+from tests.fakes.nccl_rank import play_devices, play_devices_meanwhile
 from tests.fakes.small_model import write_small_model
 
 pytestmark = pytest.mark.fleet
@@ -19,10 +17,7 @@ pytestmark = pytest.mark.fleet
 
 @pytest.fixture
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
-    monkeypatch.setattr(LocalNode, "start", LocalNode.start)  # put back at the end
-    for module in (processes, rank_memory):
-        monkeypatch.setattr(module, "may_open_planes", module.may_open_planes)
-    play_devices()
+    play_devices_meanwhile(monkeypatch)
     key_file = tmp_path / "fleet-key"
     key_file.write_bytes(b"k" * 32)
     with running_fleet(write_small_model(tmp_path / "model"), key_file) as fleet:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from pagefleet_engine.errors import ConfigError, ModelLoadError
-from pagefleet_engine.executor import asked_planes, processes, rank_memory
+from pagefleet_engine.executor import asked_planes
 from pagefleet_engine.executor.local_node import LocalNode
 
 from tests.fakes.kv_engines import Fleet, running_fleet
-from tests.fakes.nccl_rank import play_devices
+from tests.fakes.nccl_rank import play_devices_meanwhile
 from tests.fakes.small_model import write_small_model
 
 pytestmark = pytest.mark.fleet
@@ -33,9 +33,6 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> list[LocalNode]:
         made.append(node)
 
     monkeypatch.setattr(LocalNode, "__init__", note)
-    monkeypatch.setattr(LocalNode, "start", LocalNode.start)  # put back at the end
-    for module in (processes, rank_memory):
-        monkeypatch.setattr(module, "may_open_planes", module.may_open_planes)
     return made
 
 
@@ -66,7 +63,7 @@ def test_the_start_ends_with_one_line(
     says: str,
 ) -> None:
     monkeypatch.setattr(asked_planes, "ANSWER_S", ANSWER_S if fault != "die" else 60.0)
-    play_devices(fault)
+    play_devices_meanwhile(monkeypatch, fault)
     with pytest.raises(kind, match=says):
         fleet.engine("a", tensor=2, nodes=num_nodes, kv_role="prefill", kv_data_plane="nccl")
     assert sum(len(node.ranks) for node in nodes) == 2
