@@ -174,7 +174,8 @@ class ExecutionConfig:
     """On a CPU: attention, experts, norms and rotation by compiled kernels, where the package was made with a C++
     compiler; else, and in types that they do not take (float16, fp8 K/V, latents), torch computes."""
     cuda_graphs: CudaGraphs = "auto"
-    """Which steps are replayed as CUDA graphs; auto: full_and_piecewise on a GPU."""
+    """Which steps are replayed as CUDA graphs; auto: full_and_piecewise on a GPU. On a CPU auto records steps of
+    decoding, none does not."""
     cuda_graph_sizes: Annotated[str, Words()] | None = None
     """Tokens per captured step, e.g. 1,2,4,8; default: from max_num_seqs, denser where steps are small."""
     compile: bool = False

@@ -436,7 +436,8 @@ void attend_tasks(Work<T> work, const T *q, int64_t q_token, int64_t q_head, T *
 
 template <class T>
 void attend(const Layer *layer, const Step *step, const Plan *plan, const T *q, int64_t q_token, int64_t q_head, T *out,
-            uint32_t *memory, int64_t per_thread, int32_t threads) {
+            uint32_t *memory, int64_t per_thread) {
+    int threads = plan->threads;
     int32_t next = 0;
     Work<T> work = {layer, step, plan, heads_at_once(layer, plan, threads)};
     if (threads <= 1) return attend_tasks(work, q, q_token, q_head, out, memory, &next);
@@ -458,10 +459,10 @@ int32_t NAMED(part, ISA)(const Layer *layer) {
 }
 
 void NAMED(attend, ISA)(const Layer *layer, const Step *step, const Plan *plan, const void *q, int64_t q_token,
-                        int64_t q_head, void *out, uint32_t *memory, int64_t per_thread, int32_t threads) {
+                        int64_t q_head, void *out, uint32_t *memory, int64_t per_thread) {
     if (layer->is_bf16)
-        attend(layer, step, plan, (const bf16 *)q, q_token, q_head, (bf16 *)out, memory, per_thread, threads);
+        attend(layer, step, plan, (const bf16 *)q, q_token, q_head, (bf16 *)out, memory, per_thread);
     else
-        attend(layer, step, plan, (const float *)q, q_token, q_head, (float *)out, memory, per_thread, threads);
+        attend(layer, step, plan, (const float *)q, q_token, q_head, (float *)out, memory, per_thread);
 }
 }

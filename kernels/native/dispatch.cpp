@@ -20,7 +20,7 @@
     int32_t room_##isa(const Layer *);                                                                                 \
     int32_t part_##isa(const Layer *);                                                                                 \
     void attend_##isa(const Layer *, const Step *, const Plan *, const void *, int64_t, int64_t, void *, uint32_t *,    \
-                      int64_t, int32_t);                                                                               \
+                      int64_t);                                                                                        \
     int64_t experts_room_##isa(const Experts *, int32_t);                                                              \
     void run_experts_##isa(const Experts *, const Routed *, char *, int32_t);                                          \
     int64_t dense_bytes_##isa(const Dense *);                                                                          \
@@ -129,7 +129,7 @@ const int64_t WORTH_A_THREAD = 1 << 13;
 
 extern "C" {
 
-int32_t abi_version() { return 9; }
+int32_t abi_version() { return 10; }
 
 // The best set first; null where there are no more.
 const InstructionSet *instruction_set(int32_t nth) {
@@ -138,9 +138,9 @@ const InstructionSet *instruction_set(int32_t nth) {
     return nullptr;
 }
 
-// The tasks of a step for layers that see as far as `window` and `chunk` say. Without `tasks` it only counts.
+// The tasks of a step for layers that see as far as `window` and `chunk` say. Without a plan it only counts.
 PlanSize plan_attention(const Step *step, int32_t group, int32_t kv_heads, int32_t window, int32_t chunk,
-                        int32_t threads, Task *tasks) {
+                        int32_t threads, Plan *plan) {
     PlanSize size = {0, 0, 0, threads};
     int tile = tile_queries(group), together = heads_together(group, kv_heads);
     int64_t longest = 0;  // that a task may take
@@ -166,10 +166,10 @@ PlanSize plan_attention(const Step *step, int32_t group, int32_t kv_heads, int32
                 int num_parts = length > 0 ? (high - low + length - 1) / length : 1;
                 if (num_parts < 1) num_parts = 1;
                 for (int part = 0; part < num_parts; part++) {
-                    if (tasks) {
+                    if (plan) {
                         int from = low + part * length, to = part == num_parts - 1 ? high : from + length;
                         bool is_cut = num_parts > 1;
-                        tasks[size.tasks] = {s, query, count, from, to, is_cut ? size.slots + part : -1,
+                        plan->tasks[size.tasks] = {s, query, count, from, to, is_cut ? size.slots + part : -1,
                                              size.slots, num_parts, size.tiles};
                     }
                     size.tasks++;
@@ -183,6 +183,7 @@ PlanSize plan_attention(const Step *step, int32_t group, int32_t kv_heads, int32
         if (pass == 0 && longest < WORTH_A_THREAD) size.threads = threads = 1;
         if (pass == 0) longest = longest / (threads * PARTS_PER_THREAD);
     }
+    if (plan) plan->num_tasks = size.tasks, plan->threads = size.threads;
     return size;
 }
 

@@ -41,8 +41,8 @@ struct Task {
 };
 
 struct Plan {
-    const Task *tasks;
-    int32_t num_tasks;
+    Task *tasks;
+    int32_t num_tasks, threads;
     float *partials;    // see `part`, for each slot and key head
     int32_t *counters;  // zeros, for each tile that is cut and key head; left as zeros
 };
@@ -166,7 +166,7 @@ struct InstructionSet {
     int32_t (*room)(const Layer *);
     int32_t (*part)(const Layer *);
     void (*attend)(const Layer *, const Step *, const Plan *, const void *, int64_t, int64_t, void *, uint32_t *,
-                   int64_t, int32_t);
+                   int64_t);
     int64_t (*experts_room)(const Experts *, int32_t);
     void (*run_experts)(const Experts *, const Routed *, char *, int32_t);
     int64_t (*quantized_experts_room)(const QuantizedExperts *, int32_t);
@@ -188,7 +188,30 @@ struct InstructionSet {
 // The best set first; null where there are no more.
 const InstructionSet *instruction_set(int32_t nth);
 PlanSize plan_attention(const Step *step, int32_t group, int32_t kv_heads, int32_t window, int32_t chunk,
-                        int32_t threads, Task *tasks);
+                        int32_t threads, Plan *plan);
+void write_pages(const Layer *layer, const char *k, const char *v, int64_t k_token, int64_t k_head, int64_t v_token,
+                 int64_t v_head, const int64_t *slots, int32_t num_tokens, int32_t threads);
+
+// A call of one of these functions, or of a set's: its arguments of each sort in their order.
+enum {
+    CALL_PLAN_ATTENTION,
+    CALL_WRITE_PAGES,
+    CALL_ATTEND,
+    CALL_RUN_EXPERTS,
+    CALL_RUN_QUANTIZED_EXPERTS,
+    CALL_RUN_PRODUCT,
+    CALL_RUN_DENSE,
+    CALL_NORM,
+    CALL_ROTATE
+};
+struct Call {
+    int32_t function;
+    int32_t counts[5];
+    float number;
+    int64_t strides[4];
+    void *at[6];
+};
+void run_calls(const InstructionSet *set, const Call *calls, int32_t count);
 }
 
 const int KEYS_AT_ONCE = 128;  // that a tile looks at

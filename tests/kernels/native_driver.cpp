@@ -358,13 +358,13 @@ static void try_attention(const InstructionSet *set, bool is_bf16, int head_dim,
     Step step = {starts.data(), lens.data(), tables.data(), num_blocks, 2};
     PlanSize size = plan_attention(&step, group, kv_heads, window, 0, 2, nullptr);
     vector<Task> tasks(size.tasks);
-    plan_attention(&step, group, kv_heads, window, 0, 2, tasks.data());
     vector<float> partials(size.slots * kv_heads * set->part(&layer));
     vector<int32_t> counters(size.tiles * kv_heads);
-    Plan plan = {tasks.data(), size.tasks, partials.data(), counters.data()};
+    Plan plan = {tasks.data(), 0, 0, partials.data(), counters.data()};
+    plan_attention(&step, group, kv_heads, window, 0, 2, &plan);
     Floats q(random.many(starts[2] * heads * head_dim), is_bf16), out(vector<float>(q.plain.size()), is_bf16);
     vector<uint32_t> memory(set->room(&layer) * size.threads);
-    set->attend(&layer, &step, &plan, q.at(), heads * head_dim, head_dim, out.at(), memory.data(), set->room(&layer), size.threads);
+    set->attend(&layer, &step, &plan, q.at(), heads * head_dim, head_dim, out.at(), memory.data(), set->room(&layer));
     vector<double> expected(q.plain.size());
     for (int s = 0; s < 2; s++)
         for (int t = starts[s]; t < starts[s + 1]; t++)

@@ -74,10 +74,31 @@ def test_few_long_rows_are_shared_out(library: Library, make_batch: Callable[...
     pages = LayerPages(batch.kv_cache, 3, rule)
     step = PagedStep(batch.block_tables_SB, batch.query_start_loc_S1, batch.seq_lens_S)
     plan = plan_attention(library, pages, step, 4)
-    assert plan.threads == 4
+    assert plan.plan.threads == 4
     assert plan.plan.num_tasks > 8
     for threads in (1, 2, 4):
         check(library, batch, rule, threads)
+
+
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lens=st.lists(st.integers(1, 40_000) | st.integers(1, 300), min_size=1, max_size=20),
+    heads=st.sampled_from([(4, 4), (8, 1), (12, 4), (32, 8), (128, 2)]),
+    window=st.none() | st.integers(1, 5000),
+    threads=st.integers(1, 256),
+)
+def test_a_plan_for_any_lengths_has_room(
+    library: Library, lens: list[int], heads: tuple[int, int], window: int | None, threads: int
+) -> None:
+    pages = LayerPages(torch.zeros(1, 2, heads[1], 16, 8), heads[0], ScoreRule(scale=1.0, window=window))
+    starts, seq_lens = torch.arange(len(lens) + 1, dtype=torch.int32), torch.tensor(lens, dtype=torch.int32)
+    step = PagedStep(torch.zeros(len(lens), 2500, dtype=torch.int32), starts, seq_lens)
+    exact, roomy = (plan_attention(library, pages, step, threads, any_lengths=any_) for any_ in (False, True))
+    assert roomy.plan.num_tasks == exact.plan.num_tasks
+    assert roomy.plan.threads == exact.plan.threads
+    for found, room in zip(exact.kept, roomy.kept, strict=True):
+        assert found.numel() <= room.numel()
+    assert torch.equal(roomy.kept[0][: exact.plan.num_tasks], exact.kept[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

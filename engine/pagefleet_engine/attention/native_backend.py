@@ -93,5 +93,7 @@ class NativeAttentionStep:
         sight = (spec.window, spec.chunk, q_TNH.shape[1])
         plan = self._plans.get(sight)
         if plan is None:
-            plan = self._plans[sight] = plan_attention(backend.library, pages, step, self._num_threads)
+            decodes = self._batch.query_lens is None and self._batch.max_query_len == 1
+            plan = plan_attention(backend.library, pages, step, self._num_threads, any_lengths=decodes)
+            self._plans[sight] = plan
         return attend(backend.library, pages, step, plan, q_TNH)

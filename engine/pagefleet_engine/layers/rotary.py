@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep
 from pagefleet_engine.layers.norm import HeadNorm, RMSNorm, TurnedHeadNorm
-from pagefleet_engine.layers.rotary_frequencies import RopeParameters, angles, query_scales
+from pagefleet_engine.layers.rotary_frequencies import RopeParameters, angles_of, query_scales
 from pagefleet_engine.layers.weight import Placement
 
 
@@ -78,18 +78,18 @@ class Rotation(Protocol):
 class RotaryEmbedding:
     """Makes a step's rotation: from a table for the kernel, computed for the step without."""
 
-    __slots__ = ("_head_dim", "_placement", "_rope", "_rotary_dim", "_table_PR")
+    __slots__ = ("_angles", "_head_dim", "_placement", "_rope", "_table_PR")
 
     def __init__(self, rope: RopeParameters, head_dim: int, max_positions: int, placement: Placement) -> None:
         """`max_positions`: length of the table; without kernels positions have no bound."""
         self._rope, self._head_dim, self._placement = rope, head_dim, placement
-        self._rotary_dim = rope.rotary_dim(head_dim)
+        self._angles = angles_of(rope, rope.rotary_dim(head_dim), placement.device)
         self._table_PR: Tensor | None = None
         if placement.use_kernels and rope.rope_type == "none":
             still_2h = torch.tensor([[1.0], [0.0]], device=placement.device).expand(2, head_dim // 2)
             self._table_PR = still_2h.reshape(1, head_dim).expand(max_positions, head_dim)  # one row in memory
         elif placement.use_kernels:
-            turns = angles(rope, self._rotary_dim, torch.arange(max_positions, device=placement.device))
+            turns = self._angles(torch.arange(max_positions, device=placement.device))
             self._table_PR = torch.cat((turns.cos(), turns.sin()), dim=-1) * rope.magnitude
 
     def at(self, positions_T: Tensor) -> Rotation:
@@ -100,7 +100,7 @@ class RotaryEmbedding:
             return _NoRotation(len(positions_T), scales_T, by_kernel)
         if by_kernel is not None:
             return by_kernel
-        turns = angles(self._rope, self._rotary_dim, positions_T)
+        turns = self._angles(positions_T)
         cos, sin = turns.cos(), turns.sin()
         if self._placement.native_layers is not None and self._head_dim <= MAX_HEAD_DIM:
             return _NativeRotation(self._placement, torch.cat((cos, sin), dim=-1).mul_(self._rope.magnitude))

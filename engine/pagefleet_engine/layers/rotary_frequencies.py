@@ -8,7 +8,9 @@ al., arXiv 2402.13753.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -84,23 +86,34 @@ def query_scales(rope: RopeParameters, positions_P: Tensor) -> Tensor:
 
 
 def angles(rope: RopeParameters, rotary_dim: int, positions_P: Tensor) -> Tensor:
-    """Float32 [P, R/2] angles in radians at integer positions, on the positions' device; `rotary_dim` is R.
+    """Float32 [P, R/2] angles in radians at integer positions, on the positions' device; `rotary_dim` is R."""
+    return angles_of(rope, rotary_dim, positions_P.device)(positions_P)
+
+
+def angles_of(rope: RopeParameters, rotary_dim: int, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """What makes `angles` of positions on a device; what does not depend on these is worked out here.
 
     Each row depends on its own position only, so that cached keys stay valid however long a sequence grows. For
     `dynamic` this means the base that suits a context ending at that position: what token-by-token decoding gives.
     """
-    positions_P1 = positions_P.to(torch.float32).unsqueeze(1)
-    exponent = torch.arange(0, rotary_dim, 2, dtype=torch.float32, device=positions_P.device) / rotary_dim
+    exponent = torch.arange(0, rotary_dim, 2, dtype=torch.float32, device=device) / rotary_dim
     if rope.rope_type == "dynamic":
-        length_P1 = (positions_P1 + 1).clamp(min=rope.original_max_position)
-        growth_P1 = rope.factor * length_P1 / rope.original_max_position - (rope.factor - 1)
-        base_P1 = rope.theta * growth_P1 ** (rotary_dim / (rotary_dim - 2))
-        return positions_P1 / base_P1**exponent
+        return partial(_dynamic, rope, rotary_dim, exponent)
     if rope.rope_type == "longrope":
         factors = rope.long_factors if rope.is_long else rope.short_factors
-        stretch = torch.tensor(factors, dtype=torch.float32, device=positions_P.device)
-        return positions_P1 * (1.0 / (stretch * rope.theta**exponent))
-    return positions_P1 * _scaled(rope, rotary_dim, 1.0 / rope.theta**exponent)
+        stretch = torch.tensor(factors, dtype=torch.float32, device=device)
+        frequencies = 1.0 / (stretch * rope.theta**exponent)
+    else:
+        frequencies = _scaled(rope, rotary_dim, 1.0 / rope.theta**exponent)
+    return lambda positions_P: positions_P.to(torch.float32).unsqueeze(1) * frequencies
+
+
+def _dynamic(rope: RopeParameters, rotary_dim: int, exponent: Tensor, positions_P: Tensor) -> Tensor:
+    positions_P1 = positions_P.to(torch.float32).unsqueeze(1)
+    length_P1 = (positions_P1 + 1).clamp(min=rope.original_max_position)
+    growth_P1 = rope.factor * length_P1 / rope.original_max_position - (rope.factor - 1)
+    base_P1 = rope.theta * growth_P1 ** (rotary_dim / (rotary_dim - 2))
+    return positions_P1 / base_P1**exponent
 
 
 def _scaled(rope: RopeParameters, rotary_dim: int, frequencies: Tensor) -> Tensor:

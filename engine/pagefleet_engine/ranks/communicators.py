@@ -35,6 +35,11 @@ class Communicators:
         return self.experts or (self.data if self.data.size > 1 else self.tensor)
 
     @property
+    def is_alone(self) -> bool:
+        """Whether its steps exchange nothing with anybody."""
+        return self.everyone.size == self.expert_ranks.size == self.data.size == 1 and self.links == StageLinks()
+
+    @property
     def everyone(self) -> RankGroup:
         """All ranks of its copy of the model, which agree on sizes and share machines; not for steps."""
         return self.world or self.tensor

@@ -33,6 +33,7 @@ from pagefleet_engine.worker.halves import HalvedForward
 from pagefleet_engine.worker.logits_processors import make_processors
 from pagefleet_engine.worker.model_runner import ModelRunner, RequestState, RunnerLimits
 from pagefleet_engine.worker.pool_memory import map_pool
+from pagefleet_engine.worker.recorded_forward import RecordedForward
 from pagefleet_engine.worker.rehearsal import compile_ahead
 
 
@@ -114,6 +115,7 @@ class RunnerFactory:
         if device.type == "cuda":
             keep_kernels(default_cache_dir(config.execution.cache_dir) / "kernels")
         self._graph_mode = resolve_graph_mode(config.execution.cuda_graphs, device.type)
+        self._records = config.execution.cuda_graphs == "auto" and communicators.is_alone
         self._processors = make_processors(config.execution.processor_names, model.arch.vocab_size, device)
         scheduler, setting = config.scheduler, config.execution.cuda_graph_sizes
         self._graph_sizes = resolve_sizes(setting, scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
@@ -158,6 +160,8 @@ class RunnerFactory:
             )
             device_graphs = CudaGraphs(self._device)
             forward = graphs = GraphForward(self._model, backend, dispatcher, device_graphs, self._excerpt)
+        elif isinstance(backend, NativeBackend) and self._records:
+            forward = RecordedForward(self._model, backend)
         if self._halves is not None:
             forward = HalvedForward(forward, eager, self._halves.turns)
         head = self._model.divided_head

@@ -21,6 +21,8 @@ MAX_HEAD_DIM = 512
 
 _WRITES_PER_THREAD = 1 << 15
 """Numbers of keys that one thread writes sooner than another wakes."""
+_TASKS_PER_THREAD = 4
+"""PARTS_PER_THREAD of dispatch.cpp."""
 
 
 class LayerPages:
@@ -82,32 +84,34 @@ class AttentionPlan:
     heads. One thread at a time may attend by it."""
 
     plan: Plan
-    threads: int
     memory: Tensor
     """Each thread's, int32."""
     kept: tuple[Tensor, ...]
 
 
-def plan_attention(library: Library, pages: LayerPages, step: PagedStep, num_threads: int) -> AttentionPlan:
-    """Cut what `pages`' layer attends to into tasks."""
+def plan_attention(
+    library: Library, pages: LayerPages, step: PagedStep, num_threads: int, *, any_lengths: bool = False
+) -> AttentionPlan:
+    """Cut what `pages`' layer attends to into tasks.
+
+    `any_lengths`: sequences have one query each, and the plan has room for whatever lengths the step's tensors may say.
+    """
     layer, rule = pages.layer, pages.rule
     arguments = (byref(step.step), layer.group, layer.kv_heads, rule.window or 0, rule.chunk or 0, num_threads)
-    size: PlanSize = library.plan_attention(*arguments, None)
+    size = _most_tasks(step, num_threads) if any_lengths else library.plan_attention(*arguments, None)
     tasks = torch.empty((size.tasks, TASK_INTS), dtype=torch.int32)
-    library.plan_attention(*arguments, tasks.data_ptr())
     partials = torch.empty(size.slots * layer.kv_heads * library.part(layer), dtype=torch.float32)
     counters = torch.zeros(size.tiles * layer.kv_heads, dtype=torch.int32)
-    return AttentionPlan(
-        plan=Plan(
-            tasks=tasks.data_ptr(),
-            num_tasks=size.tasks,
-            partials=partials.data_ptr(),
-            counters=counters.data_ptr(),
-        ),
-        threads=size.threads,
-        memory=torch.empty((size.threads, library.room(layer)), dtype=torch.int32),
-        kept=(tasks, partials, counters),
-    )
+    plan = Plan(tasks=tasks.data_ptr(), partials=partials.data_ptr(), counters=counters.data_ptr())
+    library.plan_attention(*arguments, byref(plan))
+    memory = torch.empty((size.threads, library.room(layer)), dtype=torch.int32)
+    return AttentionPlan(plan, memory, kept=(tasks, partials, counters))
+
+
+def _most_tasks(step: PagedStep, num_threads: int) -> PlanSize:
+    """Of any sequences of one query each: each has a task, and what is cut has no more tasks than threads are given."""
+    most = step.step.num_seqs + 2 * _TASKS_PER_THREAD * num_threads
+    return PlanSize(tasks=most, slots=most, tiles=most, threads=num_threads)
 
 
 def attend(library: Library, pages: LayerPages, step: PagedStep, plan: AttentionPlan, q_TNH: Tensor) -> Tensor:
@@ -125,7 +129,6 @@ def attend(library: Library, pages: LayerPages, step: PagedStep, plan: Attention
         out_TNH.data_ptr(),
         memory.data_ptr(),
         memory.shape[1],
-        plan.threads,
     )
     return out_TNH
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
+from functools import partial
 from pathlib import Path
 
 import torch  # noqa: F401  brings the OpenMP that the library computes with: both then share one pool of threads
@@ -11,7 +12,7 @@ import torch  # noqa: F401  brings the OpenMP that the library computes with: bo
 from pagefleet_kernels.errors import BackendUnavailableError
 
 LIBRARY = Path(__file__).with_name("libpagefleet_kernels.so")
-_ABI_VERSION = 9
+_ABI_VERSION = 10
 
 
 class Layer(Structure):
@@ -51,7 +52,13 @@ class Step(Structure):
 class Plan(Structure):
     """See kernels.h."""
 
-    _fields_ = (("tasks", c_void_p), ("num_tasks", c_int32), ("partials", c_void_p), ("counters", c_void_p))
+    _fields_ = (
+        ("tasks", c_void_p),
+        ("num_tasks", c_int32),
+        ("threads", c_int32),
+        ("partials", c_void_p),
+        ("counters", c_void_p),
+    )
 
 
 class PlanSize(Structure):
@@ -199,8 +206,32 @@ class Rotation(Structure):
     )
 
 
+class Call(Structure):
+    """See kernels.h."""
+
+    _fields_ = (
+        ("function", c_int32),
+        ("counts", c_int32 * 5),
+        ("number", c_float),
+        ("strides", c_int64 * 4),
+        ("at", c_void_p * 6),
+    )
+
+
 TASK_INTS = 9
 """Of a Task of kernels.h."""
+CALLS = (
+    "plan_attention",
+    "write_pages",
+    "attend",
+    "run_experts",
+    "run_quantized_experts",
+    "run_product",
+    "run_dense",
+    "norm",
+    "rotate",
+)
+"""The functions of a Call, by number."""
 
 
 class _InstructionSet(Structure):
@@ -230,7 +261,9 @@ class _InstructionSet(Structure):
 
 _LAYER, _STEP, _PLAN = POINTER(Layer), POINTER(Step), POINTER(Plan)
 _COUNT_OF = ctypes.CFUNCTYPE(c_int32, _LAYER)
-_ATTEND = ctypes.CFUNCTYPE(None, _LAYER, _STEP, _PLAN, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_int32)
+_PLAN_ATTENTION = ctypes.CFUNCTYPE(PlanSize, _STEP, *[c_int32] * 5, _PLAN)
+_WRITE_PAGES = ctypes.CFUNCTYPE(None, _LAYER, c_void_p, c_void_p, *[c_int64] * 4, c_void_p, c_int32, c_int32)
+_ATTEND = ctypes.CFUNCTYPE(None, _LAYER, _STEP, _PLAN, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64)
 _EXPERTS = POINTER(Experts)
 _EXPERTS_ROOM = ctypes.CFUNCTYPE(c_int64, _EXPERTS, c_int32)
 _RUN_EXPERTS = ctypes.CFUNCTYPE(None, _EXPERTS, POINTER(Routed), c_void_p, c_int32)
@@ -251,6 +284,7 @@ _NORM = ctypes.CFUNCTYPE(None, POINTER(Rows), c_void_p, c_void_p, c_void_p, c_fl
 _ROTATE = ctypes.CFUNCTYPE(None, POINTER(Rows), c_void_p, POINTER(Rotation))
 _DECODE_BLOCKS = ctypes.CFUNCTYPE(None, c_int32, c_void_p, c_int64, c_void_p, c_int32)
 _LAY_OUT_BLOCKS = ctypes.CFUNCTYPE(c_int32, POINTER(Blocks), c_void_p, c_void_p, c_int32)
+_RUN_CALLS = ctypes.CFUNCTYPE(None, c_void_p, POINTER(Call), c_int32)
 
 
 class Library:
@@ -271,12 +305,12 @@ class Library:
         self.norm, self.rotate = _NORM(chosen.norm), _ROTATE(chosen.rotate)
         self.decode_blocks = _DECODE_BLOCKS(chosen.decode_blocks)
         self.lay_out_blocks = _LAY_OUT_BLOCKS(chosen.lay_out_blocks)
-        self.plan_attention = library.plan_attention
-        self.plan_attention.argtypes = (_STEP, *[c_int32] * 5, c_void_p)
-        self.plan_attention.restype = PlanSize
-        self.write_pages = library.write_pages
-        self.write_pages.argtypes = (_LAYER, c_void_p, c_void_p, *[c_int64] * 4, c_void_p, c_int32, c_int32)
-        self.write_pages.restype = None
+        self.plan_attention, self.write_pages = (
+            _PLAN_ATTENTION(("plan_attention", library)),
+            _WRITE_PAGES(("write_pages", library)),
+        )
+        self.run_calls = partial(_RUN_CALLS(("run_calls", library)), ctypes.addressof(chosen))
+        """Makes some of CALLS, an array and how many they are."""
         self.own_cpu = library.own_cpu
         """The CPU that OpenMP gave the calling thread; -1: it binds none."""
 
