@@ -42,7 +42,7 @@ def random_blocks(kind: str, shape: tuple[int, int]) -> np.ndarray:
     """A matrix of random numbers, whose scales are of a size that weights have."""
     blocks, rng = BY_NAME[kind], np.random.default_rng(0)
     found = rng.integers(0, 256, (shape[0], shape[1] // blocks.numbers, blocks.num_bytes), np.uint8)
-    for start in {"Q6_K": (208,), "Q4_K": (0, 2)}.get(kind, (0,)):
+    for start in {"Q6_K": (208,), "Q5_K": (0, 2), "Q4_K": (0, 2)}.get(kind, (0,)):
         found[..., start : start + 2] = np.frombuffer(np.float16(1e-4).tobytes(), np.uint8)
     return found.reshape(shape[0], -1)
 

@@ -64,12 +64,13 @@ template <int BYTES> INLINE void pack_nibbles(const uint8_t *from, uint32_t *low
 
 // The same of 6 bits: of 16 inputs the lower halves of the first eight, of the others, and all upper bits.
 INLINE void pack_sixes(const uint8_t *from, uint32_t *to) {
-    uint8_t bytes[12] = {};
-    for (int i = 0; i < 16; i++) {
-        bytes[i / 8 * 4 + i % 4] |= (uint8_t)((from[i] & 15) << i % 8 / 4 * 4);
-        bytes[8 + i % 4] |= (uint8_t)(from[i] >> 4 << i / 4 * 2);
-    }
-    memcpy(to, bytes, sizeof bytes);
+    const uint32_t lower = 0x0f0f0f0f, two = 0x03030303;
+    uint32_t four[4];
+    memcpy(four, from, sizeof four);
+    to[0] = (four[0] & lower) | (four[1] & lower) << 4;
+    to[1] = (four[2] & lower) | (four[3] & lower) << 4;
+    to[2] = 0;
+    for (int i = 0; i < 4; i++) to[2] |= (four[i] >> 4 & two) << 2 * i;
 }
 
 // 16 more where a bit of 32 is set.
@@ -211,9 +212,26 @@ template <class K> void decode(const uint8_t *blocks, int64_t count, void *out, 
     }
 }
 
+bool is_finite(uint16_t half) { return (half & 0x7c00) != 0x7c00; }
+
+// 1; no number where one of the scales is none. As a strip is read across its rows, which no processor foresees, each is
+// asked for whole.
+template <class K> float factor_of_shared(const uint8_t *row, int inputs) {
+    bool finite = true;
+    for (const uint8_t *end = row + (int64_t)(inputs / K::NUMBERS) * K::BYTES; row < end; row += K::BYTES) {
+        for (int line = 0; line < K::BYTES; line += 64) __builtin_prefetch(row + line);
+        int8_t small[2][K::NUMBERS / K::GROUP];
+        uint16_t shared[2] = {};
+        K::parts(row, small[0], small[1], shared);
+        finite &= is_finite(shared[0]) && is_finite(shared[1]);
+    }
+    return finite ? 1.0f : __builtin_nanf("");
+}
+
 // A power of two not above the largest scale, beside which the offsets fit 16 bits; 1 where all are zeros. No number
 // where one of them is none.
 template <class K> float factor_of(const uint8_t *row, int inputs) {
+    if constexpr (K::IS_SHARED) return factor_of_shared<K>(row, inputs);
     float scales[GROUPS], offsets[GROUPS], most = 0.0f, furthest = 0.0f;
     bool finite = true;
     for (int at = 0; at < inputs; at += K::NUMBERS, row += K::BYTES) {
@@ -229,7 +247,6 @@ template <class K> float factor_of(const uint8_t *row, int inputs) {
         }
     }
     if (!finite) return __builtin_nanf("");
-    if (K::IS_SHARED) return 1.0f;
     most = larger(most, furthest * 0x1p-14f);
     if (most == 0.0f) return 1.0f;
     return larger(bits_float(float_bits(most) & 0x7f800000u), 0x1p-100f);
