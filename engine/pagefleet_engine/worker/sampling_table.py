@@ -175,7 +175,7 @@ class SamplingTable:
     def batch(self, slots: NDArray[np.int64]) -> SamplingBatch:
         """The parameters of these slots, gathered only when they are not those of one of the last two calls."""
         for batch in self._batches:
-            if np.array_equal(batch.slots, slots):
+            if len(batch.slots) == len(slots) and (batch.slots == slots).all():
                 return batch
         batch = self._gather(slots.copy())
         self._batches = [*self._batches[-1:], batch]
