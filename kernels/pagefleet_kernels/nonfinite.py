@@ -80,7 +80,7 @@ def scrub_slots(
 
 
 def _flag_nonfinite_by_torch(hidden_TD: torch.Tensor) -> torch.Tensor:
-    """Twin of `flag_nonfinite`. A number less itself is 0, but for infinity and NaN; torch's isfinite takes five passes."""
+    """Twin of `flag_nonfinite`. A number less itself is 0, but for infinity and NaN; isfinite takes five passes."""
     sums_T = hidden_TD.sum(1, dtype=torch.float32)
     return (sums_T - sums_T) != 0.0
 
