@@ -26,6 +26,17 @@ void run_strip(const Packed *matrix, const Product *product, const Rounded &from
     }
 }
 
+// The next strips of a thread for a single row, of which memory is the limit: they follow each other, as what is read from
+// end to end comes faster. Few at last, so that all threads end together.
+INLINE bool take_strips(int32_t *taken, int strips, int threads, int *begin, int *end) {
+    *begin = __atomic_load_n(taken, __ATOMIC_RELAXED);
+    do {
+        if (*begin >= strips) return false;
+        *end = *begin + (strips - *begin + 2 * threads - 1) / (2 * threads);
+    } while (!__atomic_compare_exchange_n(taken, begin, *end, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    return true;
+}
+
 template <class T> void run(const Packed *matrix, const Product *product, char *memory, int threads) {
     Memory room = {memory, 0};
     int32_t *taken = room.take<int32_t>(1);  // strips
@@ -38,9 +49,14 @@ template <class T> void run(const Packed *matrix, const Product *product, char *
         for (int row = 0; row < product->rows; row++)
             round_row(matrix, (const T *)product->x + row * product->x_stride,
                       product->scales ? product->scales + row : nullptr, row, product->rows, rows);
-        for (int strip = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED), next; strip < strips; strip = next) {
-            next = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED);
-            run_strip<T>(matrix, product, rows, strip, next < strips ? next : strip);
+        if (product->rows == 1) {
+            for (int strip, end; take_strips(taken, strips, threads, &strip, &end);)
+                for (; strip < end; strip++) run_strip<T>(matrix, product, rows, strip, strip);
+        } else {
+            for (int strip = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED), next; strip < strips; strip = next) {
+                next = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED);
+                run_strip<T>(matrix, product, rows, strip, next < strips ? next : strip);
+            }
         }
     }
 }
