@@ -43,7 +43,7 @@ class RecordingMemory:
 
     def __init__(self, num_bytes: int) -> None:
         """The system gives what is used of so many bytes."""
-        self._memory = mmap.mmap(-1, num_bytes)
+        self._memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._live: list[tuple[int, int, ref[torch.UntypedStorage]]] = []
         """From and to where, in order."""
 
