@@ -82,7 +82,8 @@ template <class T> void run(const QuantizedExperts *experts, const Routed *route
             if (order.places[p] >= 0)
                 round_pair(experts, order, experts->gate, routed->experts[p], order.places[p],
                            (const T *)routed->x + p / routed->top_k * routed->x_stride, room.rows);
-#pragma omp for schedule(dynamic)
+        // Some that follow each other: memory gives them faster.
+#pragma omp for schedule(dynamic, 4)
         for (int task = 0; task < order.num_used * gate_strips; task++)
             gate_strip(experts, room, order.used[task / gate_strips], task % gate_strips);
 #pragma omp for
@@ -90,7 +91,7 @@ template <class T> void run(const QuantizedExperts *experts, const Routed *route
             if (order.places[p] >= 0)
                 round_pair(experts, order, experts->down, routed->experts[p], order.places[p],
                            (const T *)room.gated + order.places[p] * width, room.halfway);
-#pragma omp for schedule(dynamic)
+#pragma omp for schedule(dynamic, 4)
         for (int task = 0; task < order.num_used * down_strips; task++)
             down_strip(experts, room, order.used[task / down_strips], task % down_strips);
 #pragma omp for
