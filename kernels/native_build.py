@@ -86,7 +86,7 @@ def compile_library(target: Path = LIBRARY, machine: str | None = None, compiler
     if compiler is None:
         raise CannotCompile("no C++ compiler was found")
     sets = {**INSTRUCTION_SETS.get(machine or platform.machine(), {}), "plain": ()}
-    units = {name: [f"{name}.cpp"] for name in ("dispatch", "calls")}
+    units = {name: [f"{name}.cpp"] for name in ("dispatch", "calls", "routing")}
     for (kernel, more), (name, flags) in itertools.product(KERNELS.items(), sets.items()):
         if kernel in ONLY.get(name, KERNELS):
             units[f"{kernel}_{name}"] = [f"-DISA={name}", *flags, *more, f"{kernel}.cpp"]

@@ -35,6 +35,9 @@ void run_calls(const InstructionSet *set, const Call *calls, int32_t count) {
                 break;
             case CALL_NORM: set->norm((Rows *)at[0], at[1], at[2], (float *)at[3], call->number); break;
             case CALL_ROTATE: set->rotate((Rows *)at[0], at[1], (Rotation *)at[2]); break;
+            case CALL_ROUTE:
+                route((Routing *)at[0], at[1], strides[0], counts[0], (float *)at[2], (int32_t *)at[3], counts[1], counts[2]);
+                break;
         }
     }
 }

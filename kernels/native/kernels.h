@@ -192,6 +192,18 @@ PlanSize plan_attention(const Step *step, int32_t group, int32_t kv_heads, int32
 void write_pages(const Layer *layer, const char *k, const char *v, int64_t k_token, int64_t k_head, int64_t v_token,
                  int64_t v_head, const int64_t *slots, int32_t num_tokens, int32_t threads);
 
+// How a row chooses `top_k` of its experts. Groups of neighbours are ranked by the sum of their `best_of_group` best.
+enum { SCORING_SOFTMAX, SCORING_SIGMOID };
+const int MOST_EXPERTS = 1024;
+struct Routing {
+    const float *correction;  // [E], added to scores for the choice alone, or null
+    int32_t num_experts, top_k, scoring, renormalize, num_groups, top_groups, best_of_group;
+    float scale;  // of weights
+};
+// Logits [T, E]; weights and experts [T, K].
+void route(const Routing *how, const void *logits, int64_t stride, int32_t rows, float *weights, int32_t *experts,
+           int32_t is_bf16, int32_t threads);
+
 // A call of one of these functions, or of a set's: its arguments of each sort in their order.
 enum {
     CALL_PLAN_ATTENTION,
@@ -202,7 +214,8 @@ enum {
     CALL_RUN_PRODUCT,
     CALL_RUN_DENSE,
     CALL_NORM,
-    CALL_ROTATE
+    CALL_ROTATE,
+    CALL_ROUTE
 };
 struct Call {
     int32_t function;

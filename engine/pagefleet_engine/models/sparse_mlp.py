@@ -16,13 +16,14 @@ from pagefleet_kernels.quantize import Activations
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep
+from pagefleet_engine.layers.linear_kernel import LinearKernel, PlainLinear, linear_kernel
 from pagefleet_engine.layers.moe.balanced import BalancedExperts
 from pagefleet_engine.layers.moe.exchange import OwnExperts, own_experts
 from pagefleet_engine.layers.moe.expert_slots import Stacked, bias_slots, expert_slots, of_stack
 from pagefleet_engine.layers.moe.experts import Experts, HostExperts, over_scaled_inputs
 from pagefleet_engine.layers.moe.grouped_experts import GroupedExperts
 from pagefleet_engine.layers.moe.native_experts import NativeExperts, native_experts
-from pagefleet_engine.layers.moe.routing import Routes, route
+from pagefleet_engine.layers.moe.routing import Routes, chooser
 from pagefleet_engine.layers.norm import Residual
 from pagefleet_engine.layers.quantization_scheme import Scheme
 from pagefleet_engine.layers.shard import Shard, own_share, shard_of
@@ -37,11 +38,14 @@ class Router:
     float32, as they were trained."""
 
     def __init__(self, arch: ModelArch, experts: ExpertsArch, traits: Traits, placement: Placement) -> None:
-        self._weight_ED: Tensor
+        self._kernel: LinearKernel
+        self._native = placement.native_layers
         self._bias_E: Tensor | None = None
-        self._correction_E: Tensor | None = None
-        self._routing = routing = experts.routing
+        routing = experts.routing
+        self._chooser = partial(chooser, routing, self._native)
+        self._choose = self._chooser()
         dtype = torch.float32 if routing.scoring == "sigmoid" or traits.router_correction else None
+        self._dtype = dtype or placement.dtype
         columns, count = arch.hidden_size, routing.num_experts
         names = traits.experts
         within = placement.within(names.router)
@@ -58,11 +62,10 @@ class Router:
 
     def __call__(self, x_TD: Tensor) -> Routes:
         """The routes of every row, padding included."""
-        logits_TE = F.linear(x_TD.to(self._weight_ED.dtype), self._weight_ED, self._bias_E)
-        return route(logits_TE, self._routing, self._correction_E)
+        return self._choose(self._kernel.linear(x_TD.to(self._dtype), self._bias_E))
 
     def _install(self, weight_ED: Tensor) -> None:
-        self._weight_ED = weight_ED
+        self._kernel = PlainLinear(weight_ED) if self._native is None else linear_kernel(weight_ED, self._native)
 
     def _install_bias(self, bias_E: Tensor) -> None:
         self._bias_E = bias_E
@@ -70,7 +73,7 @@ class Router:
     def _install_correction(self, correction_E: Tensor) -> None:
         if not correction_E.isfinite().all():  # it only chooses: no answer would show it
             raise UnusableTensorError("has values that are no numbers: download the checkpoint again")
-        self._correction_E = correction_E
+        self._choose = self._chooser(correction_E)
 
 
 class SparseMLP:

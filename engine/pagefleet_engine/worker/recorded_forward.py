@@ -25,8 +25,8 @@ _MEMORY = 256 << 20
 class RecordedForward:
     """Implements `Forward` for a model that exchanges nothing with other ranks.
 
-    Steps that compute prompts, and sizes that cannot be recorded, run one operation after another. Weights and pages must
-    stay where they are: whoever puts others in their place makes a new one of these.
+    Steps that compute prompts, and sizes that cannot be recorded, run one operation after another. Weights and pages
+    must stay where they are: whoever puts others in their place makes a new one of these.
     """
 
     def __init__(self, model: CausalModel, backend: NativeBackend) -> None:

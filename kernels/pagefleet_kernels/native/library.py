@@ -12,7 +12,7 @@ import torch  # noqa: F401  brings the OpenMP that the library computes with: bo
 from pagefleet_kernels.errors import BackendUnavailableError
 
 LIBRARY = Path(__file__).with_name("libpagefleet_kernels.so")
-_ABI_VERSION = 10
+_ABI_VERSION = 11
 
 
 class Layer(Structure):
@@ -206,6 +206,22 @@ class Rotation(Structure):
     )
 
 
+class Routing(Structure):
+    """See kernels.h."""
+
+    _fields_ = (
+        ("correction", c_void_p),
+        ("num_experts", c_int32),
+        ("top_k", c_int32),
+        ("scoring", c_int32),
+        ("renormalize", c_int32),
+        ("num_groups", c_int32),
+        ("top_groups", c_int32),
+        ("best_of_group", c_int32),
+        ("scale", c_float),
+    )
+
+
 class Call(Structure):
     """See kernels.h."""
 
@@ -230,6 +246,7 @@ CALLS = (
     "run_dense",
     "norm",
     "rotate",
+    "route",
 )
 """The functions of a Call, by number."""
 
@@ -284,6 +301,7 @@ _NORM = ctypes.CFUNCTYPE(None, POINTER(Rows), c_void_p, c_void_p, c_void_p, c_fl
 _ROTATE = ctypes.CFUNCTYPE(None, POINTER(Rows), c_void_p, POINTER(Rotation))
 _DECODE_BLOCKS = ctypes.CFUNCTYPE(None, c_int32, c_void_p, c_int64, c_void_p, c_int32)
 _LAY_OUT_BLOCKS = ctypes.CFUNCTYPE(c_int32, POINTER(Blocks), c_void_p, c_void_p, c_int32)
+_ROUTE = ctypes.CFUNCTYPE(None, POINTER(Routing), c_void_p, c_int64, c_int32, c_void_p, c_void_p, c_int32, c_int32)
 _RUN_CALLS = ctypes.CFUNCTYPE(None, c_void_p, POINTER(Call), c_int32)
 
 
@@ -309,6 +327,7 @@ class Library:
             _PLAN_ATTENTION(("plan_attention", library)),
             _WRITE_PAGES(("write_pages", library)),
         )
+        self.route = _ROUTE(("route", library))
         self.run_calls = partial(_RUN_CALLS(("run_calls", library)), ctypes.addressof(chosen))
         """Makes some of CALLS, an array and how many they are."""
         self.own_cpu = library.own_cpu

@@ -8,10 +8,13 @@ Shapes: T tokens, E experts, G groups of them, K experts of a token.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from pagefleet_kernels.native.library import Library
+from pagefleet_kernels.native.routing import MOST_EXPERTS, NativeRouter
 from torch import Tensor
 
 Scoring = Literal["softmax", "sigmoid", "sparsemixer"]
@@ -44,6 +47,11 @@ class Routing:
     """Weights multiply what an expert reads, not what it gives."""
     jitter: float = 0.0
     """SparseMixer: scores further below the best than twice this share of it take no part."""
+
+    @property
+    def best_of_group(self) -> int:
+        """Experts whose scores rank a group."""
+        return 1 if self.group_score == "max" else 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,11 +91,29 @@ def route(logits_TE: Tensor, routing: Routing, correction_E: Tensor | None = Non
     return Routes(weights_TK, experts_TK.to(torch.int32))
 
 
+def chooser(
+    routing: Routing, native: Library | None = None, correction_E: Tensor | None = None
+) -> Callable[[Tensor], Routes]:
+    """`route` of logits, by compiled kernels where they are there for it."""
+    if native is None or routing.scoring == "sparsemixer" or routing.num_experts > MOST_EXPERTS:
+        return lambda logits_TE: route(logits_TE, routing, correction_E)
+    router = NativeRouter(
+        native,
+        routing.num_experts,
+        routing.top_k,
+        routing.scoring,
+        renormalize=routing.renormalize,
+        scale=routing.scale,
+        groups=(routing.num_groups, routing.top_groups, routing.best_of_group),
+        correction_E=correction_E,
+    )
+    return lambda logits_TE: Routes(*router(logits_TE))
+
+
 def _within_best_groups(choice_TE: Tensor, routing: Routing) -> Tensor:
     """The same, experts of groups that are not among the best hidden."""
     grouped_TGe = choice_TE.view(-1, routing.num_groups, choice_TE.shape[-1] // routing.num_groups)
-    best = 1 if routing.group_score == "max" else 2
-    ranks_TG = grouped_TGe.topk(best, -1).values.sum(-1)
+    ranks_TG = grouped_TGe.topk(routing.best_of_group, -1).values.sum(-1)
     chosen_TG = ranks_TG.topk(routing.top_groups, -1).indices
     hidden_TG = torch.ones_like(ranks_TG, dtype=torch.bool).scatter_(-1, chosen_TG, False)
     return grouped_TGe.masked_fill(hidden_TG[..., None], -torch.inf).flatten(-2)
