@@ -190,7 +190,7 @@ template <class T> struct Tile {
     template <class FindMore> void run(bool by_tiles, const FindMore &find_more) {
         const T *keys[KEYS + AHEAD], *values[KEYS + AHEAD];
 #if defined(TILED)
-        by_tiles = by_tiles && !has_few();
+        by_tiles = by_tiles && Units::size == 2 && !has_few();
         PairTiles of_rows(by_tiles ? rows : 0, room.depth);
         if (by_tiles) tiles = &of_rows;
 #endif
@@ -219,6 +219,8 @@ template <class T> struct Tile {
         product<Units>(a, a_stride, b, units, c, c_stride, rows, columns, add);
     }
 
+    // Keys where they lie could be multiplied by queries laid out, but then weights would have to be laid out for the values:
+    // of more rows than half a head's numbers that takes longer.
     void run_many(const T *const *keys, const T *const *values, int first, int count, int columns) {
         for (int t = 0; t < columns; t += LANES)
             lay_out_keys<Units>(keys + t, layer->head_dim, memory + room.keys + t, KEYS);

@@ -31,12 +31,11 @@
     void decode_blocks_##isa(int32_t, const uint8_t *, int64_t, void *, int32_t);                                      \
     int32_t lay_out_blocks_##isa(const Blocks *, uint8_t *, float *, int32_t);
 
-#define DECLARE_FLOATS(isa)                                                                                            \
-    void attend_##isa(const Layer *, const Step *, const Plan *, const void *, int64_t, int64_t, void *, uint32_t *,    \
+// What a set with tiles has of its own.
+#define DECLARE_OWN(isa)                                                                                               \
+    void attend_##isa(const Layer *, const Step *, const Plan *, const void *, int64_t, int64_t, void *, uint32_t *,   \
                       int64_t, int32_t);                                                                               \
-    void run_experts_##isa(const Experts *, const Routed *, char *, int32_t);
-
-#define DECLARE_QUANTIZED(isa)                                                                                         \
+    void run_experts_##isa(const Experts *, const Routed *, char *, int32_t);                                          \
     int64_t quantized_experts_room_##isa(const QuantizedExperts *, int32_t);                                           \
     void run_quantized_experts_##isa(const QuantizedExperts *, const Routed *, char *, int32_t);                       \
     int64_t product_room_##isa(const Packed *, int32_t);                                                               \
@@ -44,11 +43,9 @@
 
 extern "C" {
 EACH_SET(DECLARE)
-EACH_SET(DECLARE_FLOATS)
-EACH_SET(DECLARE_QUANTIZED)
+EACH_SET(DECLARE_OWN)
 #if defined(__x86_64__)
-DECLARE_QUANTIZED(avx512_amx)
-DECLARE_FLOATS(avx512_amx)
+DECLARE_OWN(avx512_amx)
 #endif
 }
 
@@ -85,8 +82,8 @@ const InstructionSet SETS[] = {
 const int NUM_SETS = sizeof SETS / sizeof SETS[0];
 
 #if defined(__x86_64__)
-// Whether the processor multiplies bytes and bfloat16 in tiles, and Linux lets this process, all threads of it, have the registers:
-// they are so large that they have to be asked for (arch_prctl's ARCH_REQ_XCOMP_PERM, Linux 5.16).
+// Whether the processor multiplies bytes and bfloat16 in tiles, and Linux lets this process, all threads of it, have the
+// registers: they are so large that they have to be asked for (arch_prctl's ARCH_REQ_XCOMP_PERM, Linux 5.16).
 bool has_tiles() {
     const unsigned kinds = 3u << 24 | 1u << 22;  // AMX-TILE, AMX-INT8, AMX-BF16
     const long ask_for = 0x1023, tile_data = 18;

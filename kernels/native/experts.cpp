@@ -20,8 +20,9 @@ template <class T> struct Products {
     int inputs, height;  // rows at once
 #if defined(TILED)
     PairTiles tiles;
+    static bool pays(bool by_tiles, int rows) { return by_tiles && sizeof(T) == sizeof(bf16) && rows > MAX_ROWS; }
     Products(bool by_tiles, int rows, int inputs)
-        : inputs(inputs), height(tile_height(rows)), tiles(by_tiles && rows > MAX_ROWS ? rows : 0, num_steps<T>(inputs)) {
+        : inputs(inputs), height(tile_height(rows)), tiles(pays(by_tiles, rows) ? rows : 0, num_steps<T>(inputs)) {
         if (tiles.height) height = TILES_BELOW * tiles.height;
     }
 #else
