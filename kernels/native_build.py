@@ -44,7 +44,7 @@ _BF16 = (*_VNNI, "-mavx512bf16")
 INSTRUCTION_SETS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {
         "avx512_amx": (*_BF16, '-DTILES="tiles.h"', "-DVECTORS=avx512_bf16"),
-        "avx512_bf16": _BF16,
+        "avx512_bf16": (*_BF16, "-DTILED=avx512_amx"),
         "avx512_vnni": _VNNI,
         "avx512": _AVX512,
         "avx2": _AVX2,

@@ -4,12 +4,17 @@
 #include "kernels.h"
 #include "products.h"
 #include <omp.h>
+#if defined(TILED)  // the name of the set whose kernels multiply by tiles besides
+#include "pair_tiles.h"
+#endif
 
 #ifndef ISA
 #error "compile with -DISA=name"
 #endif
 
 namespace {
+
+struct PairTiles;
 
 const int KEYS = KEYS_AT_ONCE;
 const float LOG2_E = 1.44269504f;
@@ -100,7 +105,7 @@ struct Room {
     int width, depth;  // of a head: of its values, and its units, both padded
 
     Room(const Layer *layer, int unit) {
-        int rows = tile_queries(layer->group) * layer->group;
+        int rows = rounded_up(tile_queries(layer->group) * layer->group, 16);
         width = rounded_up(layer->head_dim, LANES);
         depth = rounded_up(layer->head_dim, LANES * unit) / unit;
         queries = 0;
@@ -109,13 +114,9 @@ struct Room {
         keys = sums + rows * width;
         values = keys + depth * KEYS;
         top = values + KEYS * width;
-        total = top + rounded_up(rows, 16);
-        rest = total + rounded_up(rows, 16);
+        total = top + rows;
+        rest = total + rows;
     }
-};
-
-template <int NUMBER> struct Fixed {
-    static const int value = NUMBER;
 };
 
 template <class T> struct Tile {
@@ -124,6 +125,7 @@ template <class T> struct Tile {
     const Step *step;
     Task task;
     int head, heads, rows, first_position;  // `rows` of each head
+    const PairTiles *tiles = nullptr;       // by which they are multiplied; null: by vectors
     Room room;
     uint32_t *memory;
 
@@ -177,49 +179,61 @@ template <class T> struct Tile {
         if (count > 0) find(layer->keys, task.key_begin, count < AHEAD ? count : AHEAD, to);
     }
 
-    // Finds `count` rows, repeats the last up to a whole number of vectors, and says how many that makes.
-    int find_whole(const void *pages, int first, int count, const T **to) {
-        int columns = rounded_up(count, LANES);
+    // Finds `count` rows, and repeats the last up to so many.
+    void find_whole(const void *pages, int first, int count, int columns, const T **to) {
         find(pages, first, count, to);
         for (int t = count; t < columns; t++) to[t] = to[count - 1];
-        return columns;
     }
 
     // `find_more` finds what is probably looked at after this tile. While some rows are looked at, those that come AHEAD
     // rows later are asked for: values after keys, and then the next keys.
-    template <class FindMore> void run(const FindMore &find_more) {
+    template <class FindMore> void run(bool by_tiles, const FindMore &find_more) {
         const T *keys[KEYS + AHEAD], *values[KEYS + AHEAD];
+#if defined(TILED)
+        by_tiles = by_tiles && Units::size == 2 && !has_few();
+        PairTiles of_rows(by_tiles ? rows : 0, room.depth);
+        if (by_tiles) tiles = &of_rows;
+#endif
         for (int first = task.key_begin, count; first < task.key_end; first += count) {
             count = task.key_end - first < KEYS ? task.key_end - first : KEYS;
-            int columns = find_whole(layer->keys, first, count, keys), left = task.key_end - first - count;
-            find_whole(layer->values, first, count, values);
+            int columns = rounded_up(count, tiles ? 2 * LANES : LANES), left = task.key_end - first - count;
+            find_whole(layer->keys, first, count, columns, keys);
+            find_whole(layer->values, first, count, columns, values);
             for (int t = 0; t < AHEAD; t++) keys[columns + t] = values[columns + t] = values[t < count ? t : 0];
             if (left > 0)
                 find(layer->keys, first + count, left < AHEAD ? left : AHEAD, values + columns);
             else
                 find_more(values + columns);
             if (has_few())
-                run_few(keys, values, first, count);
+                run_few(keys, values, first, count, columns);
             else
-                run_many(keys, values, first, count);
+                run_many(keys, values, first, count, columns);
         }
     }
 
-    void run_many(const T *const *keys, const T *const *values, int first, int count) {
-        int columns = rounded_up(count, LANES);
+    // c [rows, columns] = or += a [rows, units] b [units, columns].
+    void multiply(const uint32_t *a, int a_stride, Whole b, int units, float *c, int c_stride, int columns, bool add) {
+#if defined(TILED)
+        if (tiles) return tiles->product(a, a_stride, b, units, c, c_stride, rows, columns, add);
+#endif
+        product<Units>(a, a_stride, b, units, c, c_stride, rows, columns, add);
+    }
+
+    // Keys where they lie could be multiplied by queries laid out, but then weights would have to be laid out for the values:
+    // of more rows than half a head's numbers that takes longer.
+    void run_many(const T *const *keys, const T *const *values, int first, int count, int columns) {
         for (int t = 0; t < columns; t += LANES)
             lay_out_keys<Units>(keys + t, layer->head_dim, memory + room.keys + t, KEYS);
-        product<Units>(memory + room.queries, room.depth, Whole{memory + room.keys, KEYS}, room.depth,
-                       floats(room.scores), KEYS, rows, columns, false);
-        in_rows([&](int h, int r, int all) { weigh<Units>(h, r, all, first, count); });
+        multiply(memory + room.queries, room.depth, Whole{memory + room.keys, KEYS}, room.depth, floats(room.scores), KEYS,
+                 columns, false);
+        in_rows([&](int h, int r, int all) { weigh<Units>(h, r, all, first, count, columns); });
         add_values(values, columns);
     }
 
-    void run_few(const T *const *keys, const T *const *values, int first, int count) {
-        int columns = rounded_up(count, LANES);
+    void run_few(const T *const *keys, const T *const *values, int first, int count, int columns) {
         for (int t = 0; t < columns; t += STRETCH)
             in_few_rows([&](auto few, int r) { score<few.value>(keys, r, t, columns); });
-        in_rows([&](int h, int r, int all) { weigh<Singles>(h, r, all, first, count); });
+        in_rows([&](int h, int r, int all) { weigh<Singles>(h, r, all, first, count, columns); });
         for (int t = 0; t < columns; t += STRETCH)
             in_few_rows([&](auto few, int r) { add_stretch<few.value>(values, r, t, columns); });
     }
@@ -258,13 +272,12 @@ template <class T> struct Tile {
             few_sums<false, ROWS, 1>(weights, values + t, offset + at, count, length - at, sums + at, width);
     }
 
-    // Scores of a row become weights; its sums so far are scaled to the new maximum.
-    template <class As> void weigh(int h, int r, int all, int first, int count) {
+    // Scores of a row, of `count` keys and the last again, become weights; its sums so far are scaled to the new maximum.
+    template <class As> void weigh(int h, int r, int all, int first, int count, int columns) {
         float *scores = floats(room.scores) + all * KEYS;
         int position = first_position + r / layer->group, of_head = query_head(h, r);
         int low = first_seen(layer->window, layer->chunk, position) - first, high = position + 1 - first;
         if (high > count) high = count;
-        int columns = rounded_up(count, LANES);
         float scale = layer->scale * LOG2_E, cap = layer->softcap;
         float slope = layer->slopes ? layer->slopes[of_head] * LOG2_E : 0.0f;
         bool is_masked = low > 0 || high < columns;
@@ -323,8 +336,7 @@ template <class T> struct Tile {
         uint32_t *to = memory + room.values;
         for (int t = 0; t < columns; t += Units::size, to += room.width)
             lay_out_values(Units(), values + t, layer->head_dim, to);
-        product<Units>(weights, KEYS, Whole{memory + room.values, room.width}, columns / Units::size, sums, room.width,
-                       rows, room.width, true);
+        multiply(weights, KEYS, Whole{memory + room.values, room.width}, columns / Units::size, sums, room.width, room.width, true);
     }
 
     // The share of a head's sink, and the sums over the total.
@@ -398,6 +410,7 @@ template <class T> struct Work {
     const Step *step;
     const Plan *plan;
     int heads;
+    bool by_tiles;
 
     int count() { return plan->num_tasks * layer->kv_heads; }
     Tile<T> tile(int index, uint32_t *memory) {
@@ -422,7 +435,7 @@ void attend_tasks(Work<T> work, const T *q, int64_t q_token, int64_t q_head, T *
         if (tile.head % tile.heads) continue;
         const Task &task = tile.task;
         tile.begin(q, q_token, q_head);
-        tile.run(find_more);
+        tile.run(work.by_tiles, find_more);
         if (task.slot >= 0) {
             tile.leave(work.plan->partials);
             int32_t *counter = work.plan->counters + task.tile * work.layer->kv_heads + tile.head;
@@ -436,10 +449,10 @@ void attend_tasks(Work<T> work, const T *q, int64_t q_token, int64_t q_head, T *
 
 template <class T>
 void attend(const Layer *layer, const Step *step, const Plan *plan, const T *q, int64_t q_token, int64_t q_head, T *out,
-            uint32_t *memory, int64_t per_thread) {
+            uint32_t *memory, int64_t per_thread, bool by_tiles = false) {
     int threads = plan->threads;
     int32_t next = 0;
-    Work<T> work = {layer, step, plan, heads_at_once(layer, plan, threads)};
+    Work<T> work = {layer, step, plan, heads_at_once(layer, plan, threads), by_tiles};
     if (threads <= 1) return attend_tasks(work, q, q_token, q_head, out, memory, &next);
 #pragma omp parallel num_threads(threads)
     attend_tasks(work, q, q_token, q_head, out, memory + per_thread * omp_get_thread_num(), &next);
@@ -465,4 +478,13 @@ void NAMED(attend, ISA)(const Layer *layer, const Step *step, const Plan *plan, 
     else
         attend(layer, step, plan, (const float *)q, q_token, q_head, (float *)out, memory, per_thread);
 }
+
+#if defined(TILED)
+void NAMED(attend, TILED)(const Layer *layer, const Step *step, const Plan *plan, const void *q, int64_t q_token,
+                          int64_t q_head, void *out, uint32_t *memory, int64_t per_thread) {
+    if (!layer->is_bf16)
+        return NAMED(attend, ISA)(layer, step, plan, q, q_token, q_head, out, memory, per_thread);
+    attend(layer, step, plan, (const bf16 *)q, q_token, q_head, (bf16 *)out, memory, per_thread, true);
+}
+#endif
 }

@@ -19,10 +19,7 @@
 #define DECLARE(isa)                                                                                                   \
     int32_t room_##isa(const Layer *);                                                                                 \
     int32_t part_##isa(const Layer *);                                                                                 \
-    void attend_##isa(const Layer *, const Step *, const Plan *, const void *, int64_t, int64_t, void *, uint32_t *,    \
-                      int64_t);                                                                                        \
     int64_t experts_room_##isa(const Experts *, int32_t);                                                              \
-    void run_experts_##isa(const Experts *, const Routed *, char *, int32_t);                                          \
     int64_t dense_bytes_##isa(const Dense *);                                                                          \
     void lay_out_dense_##isa(const Dense *, const void *, int64_t, void *, int32_t);                                   \
     int64_t dense_room_##isa(const Dense *, int32_t);                                                                  \
@@ -34,7 +31,11 @@
     void decode_blocks_##isa(int32_t, const uint8_t *, int64_t, void *, int32_t);                                      \
     int32_t lay_out_blocks_##isa(const Blocks *, uint8_t *, float *, int32_t);
 
-#define DECLARE_QUANTIZED(isa)                                                                                         \
+// What a set with tiles has of its own.
+#define DECLARE_OWN(isa)                                                                                               \
+    void attend_##isa(const Layer *, const Step *, const Plan *, const void *, int64_t, int64_t, void *, uint32_t *,   \
+                      int64_t);                                                                                        \
+    void run_experts_##isa(const Experts *, const Routed *, char *, int32_t);                                          \
     int64_t quantized_experts_room_##isa(const QuantizedExperts *, int32_t);                                           \
     void run_quantized_experts_##isa(const QuantizedExperts *, const Routed *, char *, int32_t);                       \
     int64_t product_room_##isa(const Packed *, int32_t);                                                               \
@@ -42,26 +43,26 @@
 
 extern "C" {
 EACH_SET(DECLARE)
-EACH_SET(DECLARE_QUANTIZED)
+EACH_SET(DECLARE_OWN)
 #if defined(__x86_64__)
-DECLARE_QUANTIZED(avx512_amx)
+DECLARE_OWN(avx512_amx)
 #endif
 }
 
 namespace {
 
-// The kernels of a set, and those of numbers in few bits of another that has no others of its own.
-#define ENTRY_OF(name, isa, quantized)                                                                             \
+// The kernels of a set, and those that another has of its own.
+#define ENTRY_OF(name, isa, own)                                                                                   \
     {#name,                                                                                                        \
      room_##isa,                                                                                                   \
      part_##isa,                                                                                                   \
-     attend_##isa,                                                                                                 \
+     attend_##own,                                                                                                 \
      experts_room_##isa,                                                                                           \
-     run_experts_##isa,                                                                                            \
-     quantized_experts_room_##quantized,                                                                           \
-     run_quantized_experts_##quantized,                                                                            \
-     product_room_##quantized,                                                                                     \
-     run_product_##quantized,                                                                                      \
+     run_experts_##own,                                                                                            \
+     quantized_experts_room_##own,                                                                                 \
+     run_quantized_experts_##own,                                                                                  \
+     product_room_##own,                                                                                           \
+     run_product_##own,                                                                                            \
      dense_bytes_##isa,                                                                                            \
      lay_out_dense_##isa,                                                                                          \
      dense_room_##isa,                                                                                             \
@@ -81,13 +82,13 @@ const InstructionSet SETS[] = {
 const int NUM_SETS = sizeof SETS / sizeof SETS[0];
 
 #if defined(__x86_64__)
-// Whether the processor multiplies bytes in tiles, and Linux lets this process, all threads of it, have the registers:
-// they are so large that they have to be asked for (arch_prctl's ARCH_REQ_XCOMP_PERM, Linux 5.16).
+// Whether the processor multiplies bytes and bfloat16 in tiles, and Linux lets this process, all threads of it, have the
+// registers: they are so large that they have to be asked for (arch_prctl's ARCH_REQ_XCOMP_PERM, Linux 5.16).
 bool has_tiles() {
-    const unsigned tiles_and_bytes = 3u << 24;  // AMX-TILE, AMX-INT8
+    const unsigned kinds = 3u << 24 | 1u << 22;  // AMX-TILE, AMX-INT8, AMX-BF16
     const long ask_for = 0x1023, tile_data = 18;
     unsigned eax, ebx, ecx, edx;
-    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & tiles_and_bytes) == tiles_and_bytes &&
+    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & kinds) == kinds &&
            syscall(SYS_arch_prctl, ask_for, tile_data) == 0;
 }
 #endif

@@ -4,9 +4,25 @@
 // of neighbours, multiplied and added in one instruction. A row of the left matrix is units beside each other; of the right one, unit k of LANES columns is a
 // vector.
 #pragma once
-#include "simd.h"
+#if defined(PAIRS)
+#include PAIRS
+#else
+#include "pairs.h"
+#endif
 
 namespace {
+
+template <int NUMBER> struct Fixed {
+    static const int value = NUMBER;
+};
+
+// Runs with each number below COUNT.
+template <int COUNT, class Run> INLINE void for_each(const Run &run) {
+    if constexpr (COUNT > 0) {
+        for_each<COUNT - 1>(run);
+        run(Fixed<COUNT - 1>());
+    }
+}
 
 struct Singles {
     typedef vf Vector;
@@ -15,32 +31,6 @@ struct Singles {
     INLINE Vector fetch(const uint32_t *p) { return load((const float *)p); }
     INLINE vf dot(vf sum, vi a, vi b) { return sum + (vf)a * (vf)b; }
 };
-
-#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-#define HAS_PAIRS
-#endif
-
-#if defined(__AVX512BF16__)
-struct Pairs {
-    typedef __m512i Vector;
-    static const int size = 2;
-    INLINE vf madd(vf sum, const uint32_t *a, Vector b) {
-        return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32((int)*a), (__m512bh)b);
-    }
-    INLINE Vector fetch(const uint32_t *p) { return _mm512_loadu_si512(p); }
-    INLINE vf dot(vf sum, vi a, vi b) { return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b); }
-};
-#elif defined(HAS_PAIRS)
-struct Pairs {
-    typedef bfloat16x8_t Vector;
-    static const int size = 2;
-    INLINE vf madd(vf sum, const uint32_t *a, Vector b) {
-        return (vf)vbfdotq_f32((float32x4_t)sum, vreinterpretq_bf16_u32(vdupq_n_u32(*a)), b);
-    }
-    INLINE Vector fetch(const uint32_t *p) { return vreinterpretq_bf16_u32(vld1q_u32(p)); }
-    INLINE vf dot(vf sum, vi a, vi b) { return (vf)vbfdotq_f32((float32x4_t)sum, (bfloat16x8_t)a, (bfloat16x8_t)b); }
-};
-#endif
 
 template <class T> struct UnitsOf {
     typedef Singles type;
@@ -51,7 +41,7 @@ template <> struct UnitsOf<bf16> {
 };
 #endif
 
-#if defined(__AVX512F__) || defined(__aarch64__)
+#if LANES == 16 || defined(__aarch64__)
 const int MAX_VECTORS = 4, MAX_ROWS = 6;  // 24 sums in 32 registers
 #else
 const int MAX_VECTORS = 2, MAX_ROWS = 6;  // 12 in 16
@@ -179,22 +169,6 @@ INLINE void lay_out_values(Singles, const T *const *rows, int length, uint32_t *
     }
 }
 #if defined(HAS_PAIRS)
-// One of the first row, one of the second, LANES of each.
-INLINE void take_turns(const bf16 *first, const bf16 *second, uint32_t *to) {
-#if defined(__AVX512BF16__)
-    __m512i order;  // one of the lower half, one of the upper
-    uint16_t turns[32];
-    for (int i = 0; i < 32; i++) turns[i] = i / 2 + i % 2 * 16;
-    memcpy(&order, turns, sizeof order);
-    __m512i both = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)first));
-    both = _mm512_inserti64x4(both, _mm256_loadu_si256((const __m256i *)second), 1);
-    _mm512_storeu_si512(to, _mm512_permutexvar_epi16(order, both));
-#else
-    uint16x4x2_t both = {{vld1_u16(first), vld1_u16(second)}};
-    vst2_u16((uint16_t *)to, both);
-#endif
-}
-
 INLINE void lay_out_values(Pairs, const bf16 *const *rows, int length, uint32_t *to) {
     for (int at = 0; at < length; at += LANES, to += LANES) {
         ask_for(rows[AHEAD + at / LANES % 2] + at);

@@ -5,8 +5,8 @@
 // to 48 rows. A tile of inputs is 16 rows of up to 64 inputs, as many as have a scale in common: those of 32, the most
 // frequent, fill half of one. Then sums are scaled in twice the time that they take to be multiplied.
 #pragma once
+#include "shapes.h"
 #include "strips.h"
-#include TILES
 
 namespace {
 
@@ -21,22 +21,19 @@ typedef uint8_t TileRow __attribute__((vector_size(64)));
         if ((rows) > 2 * TILE_ROWS) DO(2);   \
     }
 
-// Shapes for some rows, of which `at_once` inputs are read; none are left behind.
-struct Shapes {
-    Shapes(int rows, int at_once) {
-        alignas(64) uint8_t shapes[64] = {1};
+// Of some rows, of which `at_once` inputs are read.
+struct RowTiles {
+    Shapes shapes;
+    RowTiles(int rows, int at_once) {
         for (int t = 0; t * TILE_ROWS < rows; t++) {
             int height = rows - t * TILE_ROWS < TILE_ROWS ? rows - t * TILE_ROWS : TILE_ROWS;
-            put(shapes, SUMS_TILE + t, height, sizeof(TileRow));
-            put(shapes, INPUTS_TILE + t, height, at_once);
+            shapes.put(SUMS_TILE + t, height, sizeof(TileRow));
+            shapes.put(INPUTS_TILE + t, height, at_once);
         }
-        put(shapes, WEIGHTS_TILE, at_once / 4, sizeof(TileRow));
-        shape_tiles(shapes);
+        shapes.put(WEIGHTS_TILE, at_once / 4, sizeof(TileRow));
+        shapes.begin();
     }
-    ~Shapes() { release_tiles(); }
-    static void put(uint8_t *shapes, int tile, int height, int bytes) {
-        shapes[16 + 2 * tile] = (uint8_t)bytes, shapes[48 + tile] = (uint8_t)height;
-    }
+    ~RowTiles() { shapes.end(); }
 };
 
 // Four inputs of a panel, the NTH of sixteen, less what is taken from each number.
@@ -129,7 +126,7 @@ __attribute__((noinline)) void many_rows(const Packed *matrix, const uint8_t *st
     const float *scales = from.scales + (int64_t)row * blocks;
     const float *group_sums = from.group_sums + (int64_t)row * groups;
     alignas(64) int32_t whole[ROWS_BESIDE * PANEL];
-    Shapes shapes(rows, at_once);
+    RowTiles tiles(rows, at_once);
     clear(sums, rows, STRIP);
     for (int g = 0; g < groups; g++, group_sums += rows) {
         const uint16_t *group_scales = (const uint16_t *)strip;
@@ -158,7 +155,7 @@ __attribute__((noinline)) void many_shared_rows(const Packed *matrix, const uint
     const float *scales = from.scales + (int64_t)row * blocks;
     const int32_t *group_sums = from.whole + (int64_t)row * (inputs / group);
     alignas(64) int32_t some[ROWS_BESIDE * PANEL], whole[ROWS_BESIDE * PANEL];
-    Shapes shapes(rows, at_once);
+    RowTiles tiles(rows, at_once);
     clear(sums, rows, STRIP);
     for (int b = 0; b < blocks; b++, scales += rows, group_sums += groups * rows, a += rows * matrix->shared) {
         for (int line = 0; line < ask; line++, next += 64) ask_for(next);

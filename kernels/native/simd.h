@@ -9,7 +9,8 @@
 #include <arm_neon.h>
 #endif
 
-#if defined(__AVX512F__)
+#if defined(LANES)  // of 32 bits, as the compiler makes do
+#elif defined(__AVX512F__)
 #define LANES 16
 #elif defined(__AVX2__)
 #define LANES 8
@@ -161,20 +162,24 @@ INLINE vf exp2_of(vf x) {
 // What is left of four lanes; halves are taken together before.
 typedef float v4 __attribute__((vector_size(16)));
 
-#if LANES == 16
+#if defined(__AVX512F__)
 INLINE v4 quarter(vf x, int i) {
     if (i == 0) return (v4)_mm512_castps512_ps128((__m512)x);
     if (i == 1) return (v4)_mm512_extractf32x4_ps((__m512)x, 1);
     if (i == 2) return (v4)_mm512_extractf32x4_ps((__m512)x, 2);
     return (v4)_mm512_extractf32x4_ps((__m512)x, 3);
 }
-#elif LANES == 8
+#elif defined(__AVX2__)
 INLINE v4 quarter(vf x, int i) {
     if (i == 0) return (v4)_mm256_castps256_ps128((__m256)x);
     return (v4)_mm256_extractf128_ps((__m256)x, 1);
 }
 #else
-INLINE v4 quarter(vf x, int) { return x; }
+INLINE v4 quarter(vf x, int i) {
+    v4 part;
+    memcpy(&part, (const float *)&x + 4 * i, sizeof part);
+    return part;
+}
 #endif
 
 INLINE float sum_of(vf x) {

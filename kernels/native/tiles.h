@@ -31,4 +31,9 @@ template <bool SIGNED, int TO, int LEFT, int RIGHT> INLINE void multiply_tiles()
         __asm__ volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(TO), "i"(LEFT), "i"(RIGHT));
 }
 
+// The same of pairs in bfloat16, whose sums are floats.
+template <int TO, int LEFT, int RIGHT> INLINE void multiply_pairs() {
+    __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(TO), "i"(LEFT), "i"(RIGHT));
+}
+
 }  // namespace

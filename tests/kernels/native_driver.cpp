@@ -301,8 +301,8 @@ static void try_dense(const InstructionSet *set, bool is_bf16) {
     }
 }
 
-static void try_experts(const InstructionSet *set, bool is_bf16) {
-    const int count = 3, hidden = 80, width = 96, rows = 9, top_k = 2;
+static void try_experts(const InstructionSet *set, bool is_bf16, int rows) {
+    const int count = 3, hidden = 80, width = 96, top_k = 2;
     Random random = {3};
     vector<Floats> plain;  // of each expert gate, up and down
     vector<vector<char>> packed;
@@ -431,7 +431,7 @@ int main(int count, char **names) {
             try_products(set, is_bf16);
             try_dense(set, is_bf16);
             try_rounded_experts(set, is_bf16);
-            try_experts(set, is_bf16);
+            for (int rows : {9, 90}) try_experts(set, is_bf16, rows);
             for (int group : {1, 2, 3, 4, 8}) {
                 try_attention(set, is_bf16, 64, 0, 0, false, group);
                 try_attention(set, is_bf16, 40, 100, 5, true, group);

@@ -118,13 +118,10 @@ def test_rows_enough_for_heads_together(
     assert torch.equal(out, clean)
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_any_rule_and_shape(library: Library, make_batch: Callable[..., Any], data: st.DataObject) -> None:
-    draw = data.draw
+def draw_batch(draw: Callable[..., Any], make_batch: Callable[..., Any], dtype: torch.dtype) -> tuple[Any, ScoreRule]:
+    """Of any shape, and any rule."""
     group, kv_heads = draw(st.sampled_from([1, 2, 3, 7, 12, 20])), draw(st.integers(1, 4))
     lens = draw(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 200)), min_size=1, max_size=4))
-    dtype = draw(st.sampled_from([torch.float32, torch.bfloat16]))
     batch = make_batch(
         [(new, new + computed) for new, computed in lens],
         heads=(group * kv_heads, kv_heads),
@@ -134,7 +131,7 @@ def test_any_rule_and_shape(library: Library, make_batch: Callable[..., Any], da
         seed=draw(st.integers(0, 100)),
     )
     per_head = torch.linspace(-1.0, 2.0, group * kv_heads)
-    rule = ScoreRule(
+    return batch, ScoreRule(
         scale=batch.scale,
         window=draw(st.none() | st.integers(1, 90)),
         chunk=draw(st.none() | st.integers(1, 90)),
@@ -142,7 +139,14 @@ def test_any_rule_and_shape(library: Library, make_batch: Callable[..., Any], da
         sinks_N=per_head if draw(st.booleans()) else None,
         alibi_slopes_N=per_head.abs() if draw(st.booleans()) else None,
     )
-    check(library, batch, rule, draw(st.integers(1, 4)))
+
+
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_rule_and_shape(library: Library, make_batch: Callable[..., Any], data: st.DataObject) -> None:
+    dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16]))
+    batch, rule = draw_batch(data.draw, make_batch, dtype)
+    check(library, batch, rule, data.draw(st.integers(1, 4)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -5,10 +5,7 @@ On a processor that has them, the tests of all instruction sets try the instruct
 
 from __future__ import annotations
 
-import ctypes
 import shutil
-import subprocess
-from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -23,9 +20,9 @@ from tests.fakes.native_kernels import native_libraries
 from tests.kernels.test_native_experts import RoundedLayer, routes
 from tests.kernels.test_native_machines import native_build
 from tests.kernels.test_native_quantized import make_coded, make_inputs, make_weights, seeded
+from tests.kernels.twins import TILES, compile_twin
 
 SETS = {library.instruction_set: library for library in native_libraries()}
-TWIN = Path(__file__).with_name("tile_twin.h")
 
 pytestmark = pytest.mark.skipif("avx2" not in SETS or shutil.which("g++") is None, reason="needs AVX2 and g++")
 
@@ -33,16 +30,10 @@ pytestmark = pytest.mark.skipif("avx2" not in SETS or shutil.which("g++") is Non
 @pytest.fixture(scope="module")
 def tiles(tmp_path_factory: pytest.TempPathFactory) -> Library:
     """The kernels for AVX2, with tiles besides."""
-    build, made = native_build(), tmp_path_factory.mktemp("tiles") / "tiles.so"
-    flags = [*build.OPTIONS, *build.INSTRUCTION_SETS["x86_64"]["avx2"]]
-    twin_of = ["-DISA=twin", f'-DTILES="{TWIN}"', "-DVECTORS=avx2"]
-    units = [("strips", ["-DISA=avx2"]), *((source, twin_of) for source in build.ONLY["avx512_amx"])]
-    objects = [str(made.with_name(f"{nth}.o")) for nth in range(len(units))]
-    for (source, more), to in zip(units, objects, strict=True):
-        command = ["g++", *flags, *more, *build.KERNELS[source], "-I.", "-c", f"{source}.cpp", "-o", to]
-        subprocess.run(command, cwd=build.SOURCES, check=True)
-    subprocess.run(["g++", "-shared", *objects, "-o", str(made)], check=True)
-    twin = ctypes.CDLL(str(made))
+    build = native_build()
+    by_tiles = (TILES, "-DISA=twin", "-DVECTORS=avx2")
+    units = [("strips", ["-DISA=avx2"]), *((source, by_tiles) for source in build.ONLY["avx512_amx"])]
+    twin = compile_twin(tmp_path_factory.mktemp("tiles"), units, *build.INSTRUCTION_SETS["x86_64"]["avx2"])
     kinds = {
         "product_room": native._PRODUCT_ROOM,
         "run_product": native._RUN_PRODUCT,

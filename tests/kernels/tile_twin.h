@@ -7,11 +7,11 @@
 
 namespace {
 
-struct Tile {
+struct Register {
     int rows, bytes;
     uint8_t of[16][64];
 };
-thread_local Tile tiles[8];
+thread_local Register tiles[8];
 
 INLINE void need(bool what) {
     if (!what) abort();
@@ -20,13 +20,13 @@ INLINE void need(bool what) {
 void shape_tiles(const uint8_t (&shapes)[64]) {
     need(shapes[0] == 1);
     for (int t = 0; t < 8; t++) {
-        tiles[t] = Tile();
+        tiles[t] = Register();
         tiles[t].bytes = shapes[16 + 2 * t] | shapes[17 + 2 * t] << 8, tiles[t].rows = shapes[48 + t];
         need(tiles[t].rows <= 16 && tiles[t].bytes <= 64 && !tiles[t].rows == !tiles[t].bytes);
     }
 }
 void release_tiles() {
-    for (Tile &tile : tiles) tile = Tile();
+    for (Register &tile : tiles) tile = Register();
 }
 
 template <int TILE> void clear_tile() {
@@ -44,8 +44,8 @@ template <int TILE> void store_tile(void *p, int64_t stride) {
         memcpy((char *)p + row * stride, tiles[TILE].of[row], tiles[TILE].bytes);
 }
 template <bool SIGNED, int TO, int LEFT, int RIGHT> void multiply_tiles() {
-    Tile &to = tiles[TO];
-    const Tile &left = tiles[LEFT], &right = tiles[RIGHT];
+    Register &to = tiles[TO];
+    const Register &left = tiles[LEFT], &right = tiles[RIGHT];
     need(to.rows && to.rows == left.rows && to.bytes == right.bytes && left.bytes == 4 * right.rows);
     for (int row = 0; row < to.rows; row++)
         for (int column = 0; column < to.bytes / 4; column++) {
@@ -55,6 +55,27 @@ template <bool SIGNED, int TO, int LEFT, int RIGHT> void multiply_tiles() {
                 uint8_t byte = right.of[k / 4][4 * column + k % 4];
                 sum += (int8_t)left.of[row][k] * (SIGNED ? (int8_t)byte : byte);
             }
+            memcpy(to.of[row] + 4 * column, &sum, 4);
+        }
+}
+
+// Sums of the even and of the odd of each pair are added to what there was.
+template <int TO, int LEFT, int RIGHT> void multiply_pairs() {
+    Register &to = tiles[TO];
+    const Register &left = tiles[LEFT], &right = tiles[RIGHT];
+    need(to.rows && to.rows == left.rows && to.bytes == right.bytes && left.bytes == 4 * right.rows);
+    auto number = [](const uint8_t *p) {
+        bf16 x;
+        memcpy(&x, p, 2);
+        return bits_float((uint32_t)x << 16);
+    };
+    for (int row = 0; row < to.rows; row++)
+        for (int column = 0; column < to.bytes / 4; column++) {
+            float sum, some[2] = {0, 0};
+            memcpy(&sum, to.of[row] + 4 * column, 4);
+            for (int k = 0; k < left.bytes / 2; k++)
+                some[k % 2] += number(left.of[row] + 2 * k) * number(right.of[k / 2] + 4 * column + k % 2 * 2);
+            sum += some[0] + some[1];
             memcpy(to.of[row] + 4 * column, &sum, 4);
         }
 }
