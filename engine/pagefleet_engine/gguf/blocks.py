@@ -143,7 +143,9 @@ def _iq4_xs(blocks: Tensor) -> Parts:
 def _mxfp4(blocks: Tensor) -> Parts:
     """The numbers of its table are doubled, and so are the scales halved."""
     exponents_B1 = blocks[:, :1].to(torch.float64) - 128
-    return Parts(nibbles(blocks[:, 1:]), torch.exp2(exponents_B1).to(torch.float32), None, table_of(_TWICE_E2M1, blocks))
+    return Parts(
+        nibbles(blocks[:, 1:]), torch.exp2(exponents_B1).to(torch.float32), None, table_of(_TWICE_E2M1, blocks)
+    )
 
 
 _UNEVEN = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
