@@ -282,7 +282,7 @@ def test_compiled_kernels_multiply_what_blocks_stand_for(name: str) -> None:
     """Of two projections of different types, by inputs that are rounded to 8 bits."""
     kinds, inputs, outputs = (BY_NAME[name], BY_NAME["Q6_K"]), 512, 96
     place = replace(Placement(torch.float32, torch.device("cpu"), False), native=native_library(), path="layer.up_proj")
-    types = (Type[kind.name] for kind in kinds)
+    types = (getattr(Type, kind.name) for kind in kinds)
     stored = [torch.from_numpy(random_blocks(kind, outputs, inputs, seed=1)) for kind in types]
     installed: list[BlocksMatrix] = []
     slots = BlockSlots(BlockScheme((name, "Q6_K")), shard_of(inputs), (shard_of(outputs),) * 2, place, installed.append)
