@@ -171,8 +171,8 @@ def test_what_is_not_there(hub: HubServer, tmp_path: Path, uri: str, words: str)
         (Header(count=1 << 40).data(), "tensors and 0 entries"),
         (Header([entry("general.architecture", "mamba")]).data(), "models of the architecture 'mamba' are not run"),
         (
-            Header(tensors=[tensor("\u202e", (2, 256), 16, 0)]).data(512),
-            r"'\u202e' is of type IQ2_XXS, which is not read",
+            Header(tensors=[tensor("\u202e", (2, 256), 41, 0)]).data(512),
+            r"'\u202e' is of type Q1_0, which is not read",
         ),
         (MIXTURE.data(1 << 20), "llama.expert_count is 8, and 'blk.0.ffn_gate_exps.weight' has 30000: convert"),
         (

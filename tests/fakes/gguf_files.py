@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
-from gguf.quants import quantize
+from gguf.quants import dequantize, quantize
 from safetensors.torch import load_file
 
+from tests.fakes.gguf_blocks import random_blocks
 from tests.fakes.gguf_tensors import ARCHITECTURES, tensors_of
 
 Type = GGMLQuantizationType
@@ -45,6 +46,7 @@ def write_gguf(
     shape: Mapping[str, Any] | None = None,
     others: Mapping[str, Any] | None = None,
     older: bool = False,
+    expanded: bool = False,
 ) -> None:
     """Write the model in `folder`.
 
@@ -55,6 +57,7 @@ def write_gguf(
         types: of some, by a part of their names.
         shape: metadata of the architecture, in place of what config.json says, or more.
         others: more metadata.
+        expanded: what the matrices' types make of the numbers, in F32.
         older: as files were once: maps from latents to keys and values in one tensor, and Phi 2's three projections.
     """
     config = _spelled(json.loads((folder / "config.json").read_text()))
@@ -76,11 +79,25 @@ def write_gguf(
     for name, numbers in tensors_of(config, _weights(folder), older=older).items():
         own = [kind for part, kind in (types or {}).items() if part in name]
         wanted = (own or [matrices])[0] if numbers.ndim > 1 and not _STAY.search(name) else Type.F32
-        writer.add_tensor(name, quantize(numbers, wanted), raw_dtype=wanted)
+        blocks = _in_type(numbers, wanted)
+        if expanded:
+            writer.add_tensor(name, dequantize(blocks, wanted), raw_dtype=Type.F32)
+        else:
+            writer.add_tensor(name, blocks, raw_dtype=wanted)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _in_type(numbers: np.ndarray, wanted: Type) -> np.ndarray:
+    """Others of the same size in a type that the package does not round to."""
+    try:
+        return quantize(numbers, wanted)
+    except NotImplementedError:
+        shape = (*numbers.shape[:-1], -1)
+        seed, rows = int(wanted), numbers.size // numbers.shape[-1]
+        return random_blocks(wanted, rows, numbers.shape[-1], seed, numbers.std()).reshape(shape)
 
 
 def _llama3_factors(rope: Mapping[str, Any], head_dim: int) -> list[float]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
+from pagefleet_protocol.model_config.gguf_header import KINDS
 
 from pagefleet_engine.errors import ModelLoadError
 
@@ -195,7 +196,7 @@ class BlockScheme:
     @property
     def block(self) -> tuple[int, int]:
         """Rows and columns that ranks cannot divide."""
-        return 1, 256 if any(kind.endswith(("_K", "_XS")) for kind in self.types) else 32
+        return 1, max(kind.numbers for kind in KINDS.values() if kind.name in self.types)
 
     def describe(self) -> str:
         """For log lines and errors."""

@@ -66,8 +66,10 @@ KEPT: Mapping[str, tuple[int, int | None]] = {
     "Q4_K": (148, None),
     "Q5_K": (212, None),
     "Q6_K": (210, None),
-    "IQ4_NL": (18, None),
-    "IQ4_XS": (144, None),
+    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ3_XXS", "IQ3_S", "IQ4_XS"), (144, 160)),
+    **dict.fromkeys(("IQ1_M", "IQ2_XS", "IQ2_S"), (160, 192)),
+    **dict.fromkeys(("TQ1_0", "TQ2_0"), (130, 132)),
+    "IQ4_NL": (18, 20),
     "MXFP4": (18, None),
 }
 """Bytes that a block of a matrix takes on a CPU and on a GPU; None: its numbers become floats."""

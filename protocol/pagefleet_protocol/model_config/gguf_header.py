@@ -71,17 +71,24 @@ KINDS: Mapping[int, GgufKind] = {
     12: GgufKind("Q4_K", 256, 144),
     13: GgufKind("Q5_K", 256, 176),
     14: GgufKind("Q6_K", 256, 210),
+    16: GgufKind("IQ2_XXS", 256, 66),
+    17: GgufKind("IQ2_XS", 256, 74),
+    18: GgufKind("IQ3_XXS", 256, 98),
+    19: GgufKind("IQ1_S", 256, 50),
     20: GgufKind("IQ4_NL", 32, 18),
+    21: GgufKind("IQ3_S", 256, 110),
+    22: GgufKind("IQ2_S", 256, 82),
     23: GgufKind("IQ4_XS", 256, 136),
+    29: GgufKind("IQ1_M", 256, 56),
     30: GgufKind("BF16", 1, 2),
+    34: GgufKind("TQ1_0", 256, 54),
+    35: GgufKind("TQ2_0", 256, 66),
     39: GgufKind("MXFP4", 32, 17),
 }
 """By the number that a file has for each."""
 
 OTHER_KINDS: Mapping[int, str] = {
-    9: "Q8_1",
-    15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16",
-    26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4", 41: "Q1_0",
+    9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
 """That are not read."""
 

@@ -9,7 +9,10 @@ AUTOROUND = ("auto-round", "auto_round", "intel/auto-round")
 _STORED = {"fp8": "fp8", "gguf": "gguf", "mxfp4": "mxfp4", "awq": "int4", "fbgemm_fp8": "fp8", "modelopt_fp4": "fp4"}
 _QUARK = {"fp8_e4m3": "fp8"}
 _MODELOPT = {"FP8": "fp8", "NVFP4": "fp4", "FP8_PER_CHANNEL_PER_TOKEN": "fp8"}
-_OTHER_FORM = "choose the model in a form of compressed-tensors, AWQ or GPTQ, or quantize its float weights on load"
+_OTHER_FORM = (
+    "choose the model in a form of compressed-tensors, AWQ, GPTQ or GGUF, or take its float weights, of which "
+    "`pagefleet quantize` makes 4 bits, and loading 8"
+)
 _NOT_RUN = {
     "aqlm": ("AQLM", f"{_OTHER_FORM} (--quantization int8)"),
     "deepspeedfp": ("DeepSpeedFP", f"{_OTHER_FORM} (--quantization fp8)"),

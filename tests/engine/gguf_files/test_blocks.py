@@ -7,21 +7,27 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pagefleet_engine.gguf.blocks import BLOCK_TYPES
 from pagefleet_protocol.model_config.gguf_header import OTHER_KINDS
 
+from tests.example_counts import examples
+
 
 @pytest.mark.parametrize("number", BLOCK_TYPES, ids=lambda number: BLOCK_TYPES[number].name)
-def test_numbers_are_those_of_the_reference(number: int) -> None:
+@settings(max_examples=examples(20), deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 301))
+def test_numbers_are_those_of_the_reference(number: int, seed: int, count: int) -> None:
     kind = BLOCK_TYPES[number]
     assert GGMLQuantizationType(number).name == kind.name
-    random = np.random.default_rng(number)
-    blocks = random.integers(0, 256, (301, kind.num_bytes), np.uint8)
+    random = np.random.default_rng(seed)
+    blocks = random.integers(0, 256, (count, kind.num_bytes), np.uint8)
     with np.errstate(all="ignore"):  # random bytes are scales too
         expected = dequantize(blocks, GGMLQuantizationType(number))
     found = kind.decode(torch.from_numpy(blocks)).numpy()
     assert found.dtype == np.float32
-    assert found.shape == (301, kind.numbers)
+    assert found.shape == (count, kind.numbers)
     assert ((found == expected) | (np.isnan(found) & np.isnan(expected))).all()
 
 

@@ -94,7 +94,7 @@ def test_what_the_formats_own_package_writes_is_read(tmp_path: Path) -> None:
         (Header(tensors=[tensor("a", (0, 32), 8, 0)]), 512, "is [0, 32]"),
         (Header(tensors=[tensor("a", (1 << 62, 32), 8, 0)]), 512, "in Q8_0"),
         (Header(tensors=[tensor("a", (1,) * 9, 0, 0)]), 512, "9 dimensions"),
-        (Header(tensors=[tensor("a", (2, 256), 16, 0)]), 512, "of type IQ2_XXS, which is not read"),
+        (Header(tensors=[tensor("a", (2, 256), 41, 0)]), 512, "of type Q1_0, which is not read"),
         (Header(tensors=[tensor("a", (2, 256), 99, 0)]), 512, "unknown type 99"),
     ],
 )

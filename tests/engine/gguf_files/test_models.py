@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 from gguf.quants import quantize
+from pagefleet_engine.builtin import builtin_model_path
 from pagefleet_engine.errors import ModelLoadError
-from pagefleet_engine.gguf.blocks import BLOCK_TYPES, BY_NAME, BlockType
+from pagefleet_engine.gguf.blocks import BLOCK_TYPES, BY_NAME
 from pagefleet_engine.gguf.file import read_gguf
 from pagefleet_engine.gguf.folder import folder_of
 from pagefleet_engine.layers.quantization.block_slots import BlockSlots, BlocksMatrix, packed_weights
@@ -29,6 +30,7 @@ from torch import Tensor
 
 from tests.fakes.checkpoints import LONGROPE
 from tests.fakes.dense_attention import DenseSequence, DenseStep
+from tests.fakes.gguf_blocks import random_blocks
 from tests.fakes.gguf_files import Type, write_gguf
 from tests.fakes.gguf_tensors import ARCHITECTURES
 from tests.fakes.native_kernels import experts_one_by_one, native_library
@@ -42,8 +44,7 @@ def logits(folder: Path, *, use_kernels: bool = False, native: Library | None = 
     place = Placement(torch.float32, torch.device("cpu"), use_kernels, native=native)
     model = load_model(folder, read_arch(folder), place, "auto", 0)
     with torch.inference_mode():
-        has_padding = use_kernels and model.arch.experts is not None
-        step = paged_step(model.arch, _LENGTH) if has_padding else DenseStep([(DenseSequence(), _LENGTH)])
+        step = paged_step(model.arch, _LENGTH) if use_kernels else DenseStep([(DenseSequence(), _LENGTH)])
         return model.logits(model.forward(torch.arange(3, 3 + _LENGTH), torch.arange(_LENGTH), step))
 
 
@@ -281,7 +282,8 @@ def test_compiled_kernels_multiply_what_blocks_stand_for(name: str) -> None:
     """Of two projections of different types, by inputs that are rounded to 8 bits."""
     kinds, inputs, outputs = (BY_NAME[name], BY_NAME["Q6_K"]), 512, 96
     place = replace(Placement(torch.float32, torch.device("cpu"), False), native=native_library(), path="layer.up_proj")
-    stored = [random_blocks(kind, outputs, inputs) for kind in kinds]
+    types = (getattr(Type, kind.name) for kind in kinds)
+    stored = [torch.from_numpy(random_blocks(kind, outputs, inputs, seed=1)) for kind in types]
     installed: list[BlocksMatrix] = []
     slots = BlockSlots(BlockScheme((name, "Q6_K")), shard_of(inputs), (shard_of(outputs),) * 2, place, installed.append)
     for part, blocks in enumerate(stored):
@@ -334,28 +336,59 @@ def test_experts_in_codes_of_4_bits(make_checkpoint: Make, tmp_path: Path) -> No
     assert (expected - logits(folder)).norm() < 0.1 * expected.norm()
 
 
+_OF_GRIDS = {
+    "blk.1.ffn": Type.TQ2_0,
+    "attn_q": Type.IQ1_S,
+    "attn_k": Type.IQ1_M,
+    "attn_v": Type.IQ2_XXS,
+    "attn_output": Type.IQ2_XS,
+    "ffn_gate": Type.IQ2_S,
+    "ffn_up": Type.IQ3_XXS,
+    "ffn_down": Type.IQ3_S,
+    "token_embd": Type.TQ1_0,
+}
+
+
+def test_types_of_few_bits_are_what_the_reference_makes_of_them(tmp_path: Path) -> None:
+    """Expanded, in codes by GPU kernels' twins, and by compiled kernels; the head too, which is the embedding."""
+    tiny = builtin_model_path("tiny")
+    folders = []
+    for name, expanded in (("few", False), ("plain", True)):
+        write_gguf(tiny, tmp_path / f"{name}.gguf", types=_OF_GRIDS, expanded=expanded)
+        folders.append(folder_of(tmp_path / f"{name}.gguf", tmp_path / "cache", with_tokenizer=False))
+    expected = logits(folders[1])
+    torch.testing.assert_close(logits(folders[0]), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits(folders[0], use_kernels=True), expected, rtol=1e-3, atol=1e-3)
+    found = logits(folders[0], native=native_library())
+    assert not torch.equal(found, expected)
+    assert (found - expected).norm() < 0.05 * expected.norm()
+
+
+def experts_of_few_bits(make_checkpoint: Make, path: Path, **types: Type) -> Path:
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 256}
+    write_gguf(make_checkpoint("qwen3_moe", **sizes), path, matrices=Type.Q8_0, types=types)
+    return folder_of(path, path.parent / "cache", with_tokenizer=True)
+
+
+def test_experts_of_few_bits(make_checkpoint: Make, tmp_path: Path) -> None:
+    types = {"gate_exps": Type.IQ2_XS, "up_exps": Type.IQ2_XS, "down_exps": Type.IQ3_XXS}
+    folder = experts_of_few_bits(make_checkpoint, tmp_path / "model.gguf", **types)
+    expected = logits(folder)
+    torch.testing.assert_close(logits(folder, use_kernels=True), expected, rtol=1e-3, atol=1e-3)
+    assert (logits(folder, native=native_library()) - expected).norm() < 0.1 * expected.norm()
+
+
+def test_gate_and_up_of_different_types_are_refused_on_a_gpu(make_checkpoint: Make, tmp_path: Path) -> None:
+    types = {"gate_exps": Type.IQ2_XS, "up_exps": Type.IQ3_XXS}
+    folder = experts_of_few_bits(make_checkpoint, tmp_path / "model.gguf", **types)
+    with pytest.raises(ModelLoadError, match="gate and up are in blocks of different types"):
+        logits(folder, use_kernels=True)
+
+
 def test_experts_with_biases_are_refused_where_no_kernel_adds_them(make_checkpoint: Make, tmp_path: Path) -> None:
     write_gguf(make_checkpoint("gpt_oss"), tmp_path / "model.gguf", matrices=Type.Q8_0, shape=_SHAPES["gpt_oss"])
     with pytest.raises(ModelLoadError, match="experts with biases in 8 bits are not run on a GPU"):
         logits(folder_of(tmp_path / "model.gguf", tmp_path / "cache", with_tokenizer=True), use_kernels=True)
-
-
-def random_blocks(kind: BlockType, rows: int, columns: int) -> Tensor:
-    """Any numbers, in scales of a size that weights have."""
-    random = np.random.default_rng(kind.num_bytes)
-    blocks = random.integers(0, 256, (rows * columns // kind.numbers, kind.num_bytes), np.uint8)
-    scales = random.uniform(0.001, 0.01, (len(blocks), 2)).astype(np.float16).view(np.uint8)
-    if kind.name in ("Q3_K", "Q6_K"):
-        blocks[:, -2:] = scales[:, :2]
-    elif kind.name == "Q2_K":
-        blocks[:, -4:] = scales
-    elif kind.name == "MXFP4":
-        blocks[:, 0] = random.integers(110, 124, len(blocks))
-    elif kind.name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K"):
-        blocks[:, :4] = scales
-    else:
-        blocks[:, :2] = scales[:, :2]
-    return torch.from_numpy(blocks).view(rows, -1)
 
 
 def test_packed_matrices_stand_for_the_same_numbers() -> None:

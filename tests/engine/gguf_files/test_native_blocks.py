@@ -9,6 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagefleet_engine.gguf.blocks import BY_NAME, BlockType
 from pagefleet_engine.layers.quantization.block_slots import SIZES, packed_weights
+from pagefleet_engine.layers.quantization.form import Form, block_form_on
+from pagefleet_engine.layers.quantization_scheme import BlockScheme
+from pagefleet_engine.layers.weight import Placement
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.native.blocks import KINDS, decode_blocks, lay_out_blocks
 from pagefleet_kernels.native.quantized import (
@@ -146,8 +149,13 @@ def test_all_say_the_same_of_each_kind() -> None:
     assert {name: (kind.number, kind.numbers, kind.num_bytes) for name, kind in SIZES.items()} == {
         kind.name: (number, kind.numbers, kind.num_bytes) for number, kind in BY_NUMBER.items() if kind.numbers > 1
     }
-    for name, (on_cpu, _) in gguf_config.KEPT.items():
-        assert SIZES[name].packed_bytes == on_cpu
+    on_gpu = Placement(torch.bfloat16, torch.device("cpu"), use_kernels=True)
+    for name, (cpu, gpu) in gguf_config.KEPT.items():
+        ours = SIZES[name]
+        assert ours.packed_bytes == cpu
+        is_kept = block_form_on(BlockScheme((name,)), on_gpu)[0] is Form.SCALED
+        bits = 4 if ours.bits == 4 else 8
+        assert gpu == (ours.numbers * bits // 8 + 4 * ours.numbers // ours.group if is_kept else None)
 
 
 def test_what_is_no_whole_blocks_is_refused() -> None:

@@ -21,6 +21,7 @@ from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.matrix import Matrix, PlainMatrix
 from pagefleet_engine.layers.moe.experts import with_room
 from pagefleet_engine.layers.moe.routing import Routes
+from pagefleet_engine.layers.quantization.block_slots import StackedMatrix
 from pagefleet_engine.layers.quantization.coded import CodedMatrix
 from pagefleet_engine.layers.quantization.form import Form
 from pagefleet_engine.layers.quantization.inputs import FixedScale, InputQuantizer, joined
@@ -131,6 +132,10 @@ class _Stack:
             values_OI, scales = self._take_packed(expert, matrix)
         elif isinstance(matrix, CodedMatrix):
             values_OI, scales = self._take_coded(expert, matrix)
+        elif isinstance(matrix, StackedMatrix):
+            raise ModelLoadError(
+                "experts whose gate and up are in blocks of different types are not run on a GPU: give another file"
+            )
         else:
             assert isinstance(matrix, QuantizedMatrix), "there is no other kind of matrix"
             values_OI, scales = matrix.values_OI, matrix.scales

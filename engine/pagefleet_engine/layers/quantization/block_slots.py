@@ -33,8 +33,17 @@ SIZES = {
     **KINDS,
     "Q2_K": BlockKind(10, 256, 84, 4, 16, OFFSETS),
     "Q3_K": BlockKind(11, 256, 110, 4, 16, MIDDLE),
+    "IQ2_XXS": BlockKind(16, 256, 66, 4, 32, MIDDLE),
+    "IQ2_XS": BlockKind(17, 256, 74, 4, 16, MIDDLE),
+    "IQ3_XXS": BlockKind(18, 256, 98, 4, 32, MIDDLE),
+    "IQ1_S": BlockKind(19, 256, 50, 4, 32, MIDDLE),
     "IQ4_NL": BlockKind(20, 32, 18, 4, 32, MIDDLE),
+    "IQ3_S": BlockKind(21, 256, 110, 4, 32, MIDDLE),
+    "IQ2_S": BlockKind(22, 256, 82, 4, 16, MIDDLE),
     "IQ4_XS": BlockKind(23, 256, 136, 4, 32, MIDDLE),
+    "IQ1_M": BlockKind(29, 256, 56, 4, 16, MIDDLE),
+    "TQ1_0": BlockKind(34, 256, 54, 4, 256, MIDDLE),
+    "TQ2_0": BlockKind(35, 256, 66, 4, 256, MIDDLE),
     "MXFP4": BlockKind(39, 32, 17, 4, 32, MIDDLE),
 }
 """What matrices of each kind become; those that are not in KINDS by way of torch."""

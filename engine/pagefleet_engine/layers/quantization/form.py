@@ -31,8 +31,8 @@ _TRIED_INPUTS = 64
 _PACKED_COLUMNS = 32
 _NO_NATIVE = "without compiled kernels a CPU multiplies floats"
 _NATIVE_GROUPS = "compiled kernels take groups of a multiple of 16 inputs"
-_WITHOUT_OFFSETS = ("Q4_0", "Q5_0", "Q8_0")
-"""GGUF's types whose groups of 32 have a scale and nothing else."""
+_KEPT_BY_KERNELS = ("Q4_0", "Q5_0", "Q8_0", "IQ", "TQ")
+"""How GGUF's types begin whose groups have a scale and nothing else: of 32 inputs or more, or of 16 in codes."""
 
 
 class Form(Enum):
@@ -146,8 +146,8 @@ def block_form_on(scheme: BlockScheme, placement: Placement) -> tuple[Form, str]
         if _has_native(placement):
             return Form.NATIVE, ""
         return Form.EXPANDED, _NO_NATIVE
-    if any(kind not in _WITHOUT_OFFSETS for kind in scheme.types):
-        return Form.EXPANDED, f"kernels take {', '.join(_WITHOUT_OFFSETS)}: no offsets, and groups of 32 inputs"
+    if not all(kind.startswith(_KEPT_BY_KERNELS) for kind in scheme.types):
+        return Form.EXPANDED, f"kernels take {', '.join(_KEPT_BY_KERNELS)}: no offsets, nor numbers in groups of 16"
     return Form.SCALED, ""
 
 
