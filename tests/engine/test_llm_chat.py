@@ -11,7 +11,7 @@ import pytest
 from pagefleet_engine import LLM, SamplingParams, StructuredOutputsParams
 from pagefleet_engine.config import EngineConfig, ModelConfig, ServerConfig
 from pagefleet_engine.errors import ConfigError, InvalidRequest
-from pagefleet_engine.server.request_rules import request_rules
+from pagefleet_engine.server.assembly import request_rules
 from pagefleet_protocol.openai_chat import read_chat_request
 
 from tests.fakes.small_model import write_small_model

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 _TINY = {
     "vocab_size": 320,
@@ -337,3 +339,10 @@ def reference_model(folder: Path) -> Any:
     with contextlib.redirect_stderr(io.StringIO()):
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=how)
     return model.eval()
+
+
+def edit(folder: Path, changes: dict[str, Tensor | None]) -> None:
+    """Write a checkpoint of one file again with other tensors, or without those that are None."""
+    tensors = {name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()} | changes
+    kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from pagefleet_engine.attention.backend import AttentionSpec, Pages
+from pagefleet_engine.models.model import Model
 from torch import Tensor
 
 
@@ -78,3 +79,10 @@ class DenseStep:
     def attend(self, spec: AttentionSpec, q_TNH: Tensor) -> Tensor:
         """See `AttentionStep.attend`."""
         return torch.cat([sequence.attend(spec, q_TNH[tokens]) for sequence, tokens in self._rows])
+
+
+def logits(model: Model, length: int = 12) -> Tensor:
+    """Of tokens 3, 4, 5 and so on, computed in one step."""
+    with torch.inference_mode():
+        tokens = torch.arange(3, 3 + length)
+        return model.logits(model.forward(tokens, torch.arange(length), DenseStep([(DenseSequence(), length)])))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import uvloop
 from pagefleet_protocol.endpoints import Endpoint, encode_endpoints
 from pagefleet_router.app import Router
 from pagefleet_router.config import RouterConfig
@@ -361,3 +362,15 @@ async def fleet(
         for engine in engines:
             await engine.kill()
         await asyncio.sleep(0.01)  # transports close in the next turns of the loop
+
+
+def run(folder: Path, check: Callable[[Fleet], Awaitable[None]], *behaviours: Behaviour, **settings: Any) -> None:
+    """Check a fleet, in which nothing of a request is left after; when this returns, its router has ended."""
+
+    async def scenario() -> None:
+        async with fleet(folder, *behaviours, **settings) as f:
+            await check(f)
+            await f.until(lambda: f.router.budget.live_requests == 0)
+            assert all(engine.tally.num_requests == 0 for engine in f.router.table.snapshot.engines)
+
+    uvloop.run(scenario())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -207,3 +207,13 @@ async def world() -> AsyncIterator[World]:
     async with KubeApi() as api:
         api.add_namespace(NAMESPACE)
         yield World(api)
+
+
+def run(scenario: Callable[[World], Awaitable[None]]) -> None:
+    """Play a scenario in a world of its own."""
+
+    async def in_world() -> None:
+        async with world() as made:
+            await scenario(made)
+
+    asyncio.run(in_world())

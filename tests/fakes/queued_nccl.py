@@ -47,6 +47,11 @@ class QueuedWorld:
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     lock: threading.RLock = field(default_factory=threading.RLock)
 
+    def check_is_empty(self) -> None:
+        """Nothing is left of what was at work in it."""
+        assert not self.ends, "a communicator was left to itself"
+        assert not self.queues.num_waiting
+
 
 class QueuedNccl(NcclFunctions):
     """NCCL of one device of a world."""

@@ -81,7 +81,7 @@ class _Orders:
 
 
 class PlaneServer:
-    """The rank's end: a thread that passes on what is asked and told.
+    """The rank's end: passes on what is asked and told.
 
     Args:
         device: of this rank.
@@ -100,7 +100,6 @@ class PlaneServer:
         """Of each of them."""
         self._counted: dict[str, dict[str, float]] = {}
         self._count_at = 0.0
-        threading.Thread(target=self._run, name="kv planes", daemon=True).start()
 
     def launch(self, plane: str, turn: int) -> LaunchingTransfer:
         """Have a transfer launched whose turn it is; of another thread."""
@@ -109,15 +108,17 @@ class PlaneServer:
             found.launch(turn, launching.end)
         return launching
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Serve for ever; a fault ends this process."""
         try:
             while True:
-                self._turn()
+                self.turn()
         except Exception:  # the thread's top: the core would wait for its answers for ever
             _log.exception("no K/V is passed any more")
             os._exit(1)
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
+        """Wait for something to do, though not for long, and do all that there is."""
         wait_for_any(self._bells, STEP_LOOK_S if any(self._orders.values()) else COUNT_S)
         while (parts := self._asked.receive(0)) is not None:
             asked = decode_asked(parts[0])

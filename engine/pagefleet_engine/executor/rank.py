@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -59,6 +60,7 @@ def build_rank(start: RankStart, times: StartupTimes, signs: OwnSigns) -> BuiltR
     planes = None
     if start.planes is not None and isinstance(worker.pages, DevicePool):
         planes = PlaneServer(LocalDevice(worker.pages, CARRIERS), start.planes, lambda: signs.num_finished)
+        threading.Thread(target=planes.run, name="kv planes", daemon=True).start()
     loaded = Loaded(
         digest(start.config),
         worker.max_in_flight,

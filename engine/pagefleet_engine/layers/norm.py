@@ -128,6 +128,7 @@ class HeadNorm:
         "_slots",
         "eps",
         "factors_2H",
+        "query_factors_H",
         "unit_offset",
         "weights_H",
     )
@@ -142,6 +143,8 @@ class HeadNorm:
         """`q_norm` and `k_norm`, as stored."""
         self.factors_2H: Tensor
         """The same in float32, as they are multiplied by."""
+        self.query_factors_H: Tensor | None = None
+        """float32, what queries are multiplied by once they are rotated, where keys are kept without weights."""
         self._placement = placement
         names = ("q_norm", "k_norm") if kv_heads else ("q_norm",)
         self._slots = {name: Weight((head_dim,), None, placement, partial(self._install, name)) for name in names}
@@ -185,15 +188,14 @@ class TurnedHeadNorm(UnitHeadNorm):
     rotated queries, and keys are kept without.
     """
 
-    __slots__ = ("_arrived", "query_factors_H")
+    __slots__ = ("_arrived",)
 
     def __init__(
         self, heads: int, kv_heads: int, head_dim: int, eps: float, placement: Placement, names: tuple[str, str]
     ) -> None:
         super().__init__(heads, kv_heads, head_dim, eps, placement)
         self._arrived: list[Tensor] = []
-        self.query_factors_H: Tensor
-        """float32"""
+        self.query_factors_H = torch.ones(head_dim)  # until both weights have arrived
         self._slots = {name: Weight((head_dim,), None, placement, self._take) for name in names}
 
     def _take(self, weight_H: Tensor) -> None:

@@ -18,7 +18,7 @@ from pagefleet_kernels.native.layers import rotate_heads
 from torch import Tensor
 
 from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep
-from pagefleet_engine.layers.norm import HeadNorm, RMSNorm, TurnedHeadNorm
+from pagefleet_engine.layers.norm import HeadNorm, RMSNorm
 from pagefleet_engine.layers.rotary_frequencies import RopeParameters, angles_of, query_scales
 from pagefleet_engine.layers.weight import Placement
 
@@ -41,7 +41,8 @@ class Heads:
         Keys that are kept without the weights of their norm are not those that `k_scale` was measured with; as their
         mean square is one, they need none.
         """
-        k_scale = 1.0 if isinstance(self.norm, TurnedHeadNorm) else k_scale
+        if self.norm is not None and self.norm.query_factors_H is not None:
+            k_scale = 1.0
         self.spec = replace(self.spec, k_scale=k_scale, v_scale=v_scale)
 
 

@@ -183,7 +183,7 @@ def attend(
     """From projected heads to [T, N * H], rounded as asked for where that costs nothing; `qkv` must not be read
     afterwards."""
     q_TNH = rotation.prepare(heads, qkv_TLH, step)
-    if isinstance(heads.norm, TurnedHeadNorm):
+    if heads.norm is not None and heads.norm.query_factors_H is not None:
         q_TNH = q_TNH.mul_(heads.norm.query_factors_H)
     if rounding is None or not isinstance(step, RoundingStep):
         return step.attend(heads.spec, q_TNH).flatten(1)

@@ -32,11 +32,11 @@ from pagefleet_engine.server.figures import EngineFigures
 from pagefleet_engine.server.interruption import OpenRequests
 from pagefleet_engine.server.lifecycle import Drain
 from pagefleet_engine.server.ports import ServedModel
-from pagefleet_engine.server.request_rules import request_rules
 from pagefleet_engine.server.responses_api.shelf import ResponseShelf
 from pagefleet_engine.server.responses_api.store import ResponseStore, StoreLimits, open_store
 from pagefleet_engine.server.route import TransferReader
 from pagefleet_engine.server.tracing import make_engine_tracer, span_stats
+from pagefleet_engine.text.generation import recommended_sampling
 from pagefleet_engine.text.model_files import load_text_model
 
 
@@ -94,6 +94,27 @@ class Inputs:
             names=names,
             tracer=make_engine_tracer(server, names[0]),
         )
+
+
+def request_rules(config: EngineConfig, server: ServerConfig, folder: Path) -> RequestRules:
+    """Return what the operator lets requests have, and the sampling that the model's makers recommend where they say
+    nothing.
+
+    Args:
+        config: of the engine.
+        server: of the server.
+        folder: of the model.
+
+    Raises:
+        ConfigError: generation_config.json recommends what no request may ask for.
+    """
+    recommended = recommended_sampling(config.model.generation_config, folder)
+    return RequestRules(
+        sampling_defaults=recommended.sampling,
+        max_new_tokens=recommended.max_new_tokens,
+        max_logprobs=config.model.max_logprobs,
+        trust_chat_template=server.trust_request_chat_template,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,7 @@ def read_router_page(page: bytes) -> RouterReading | None:
     bounds: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
     for line in page.decode(errors="replace").splitlines():
         found = _SAMPLE.match(line) if line.startswith(_PREFIX) else None
-        value = _number(found[3]) if found else None
+        value = count_of(found[3]) if found else None
         if found is None or value is None:
             continue
         name, labels = found[1], found[2] or ""
@@ -180,7 +180,8 @@ def _reading(values: Mapping[str, list[float]], bounds: Mapping[str, Mapping[flo
     )
 
 
-def _number(text: str) -> float | None:
+def count_of(text: str) -> float | None:
+    """Return the value of a sample; None: it is none that a router gives."""
     try:
         value = float(text)
     except ValueError:

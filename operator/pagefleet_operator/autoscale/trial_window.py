@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pagefleet_protocol import metric_names as names
 from pagefleet_protocol.inference_status import CanaryStatus
 
+from pagefleet_operator.autoscale.router_page import count_of
 from pagefleet_operator.plan.canary import Latency, RevisionFigures, Step, TrialFigures, step_of
 
 _SAMPLE = re.compile(r"(pagefleet_router_revision_[a-z_]+)\{([^}]*)\} (\S+)")
 _LABEL = re.compile(r'(revision|outcome|le)="([^"]*)"')
-_MOST = 1e15
 _Counts = Mapping[tuple[str, str, str], float]
 """By name, revision and outcome."""
 
@@ -82,15 +82,7 @@ def _read(page: bytes) -> _Counts:
         labels = dict(_LABEL.findall(sample[2])) if sample else {}
         if sample is None or "le" in labels or sample[1].endswith("_created"):
             continue
-        value = _number(sample[3])
+        value = count_of(sample[3])
         if value is not None:
             found[sample[1], labels.get("revision", ""), labels.get("outcome", "")] = value
     return found
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if 0 <= value <= _MOST else None

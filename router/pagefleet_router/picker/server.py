@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
 from collections.abc import Iterator
 from typing import Any
 
 import grpc
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from pagefleet_router.errors import ConfigError
-from pagefleet_router.picker.certificate import self_signed
 from pagefleet_router.picker.conversation import Conversation
 from pagefleet_router.picker.ext_proc import SERVICE
 from pagefleet_router.picker.picks import Picker
@@ -28,6 +32,9 @@ _PING_MS, _PONG_MS = 10_000, 5_000
 """A gateway whose machine is gone says no goodbye: a connection without an answer to a ping ends, with its requests."""
 _MAX_STREAMS = 4096
 """Of one connection: gateways open another for more."""
+CERTIFIED_NAME = "pagefleet-endpoint-picker"
+_VALID = datetime.timedelta(days=3650)
+_CLOCKS_APART = datetime.timedelta(days=1)
 
 
 class PickerServer:
@@ -77,7 +84,7 @@ class PickerServer:
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             if self._tls:
-                key, certificate = self_signed()
+                key, certificate = _self_signed()
                 credentials = grpc.ssl_server_credentials([(key, certificate)])
                 bound = int(self._server.add_secure_port(address, credentials))
             else:
@@ -126,3 +133,24 @@ class PickerServer:
         if name not in ("", READINESS, SERVICE):
             await context.abort(grpc.StatusCode.NOT_FOUND, "There is no such service.")
         return integer(1, _SERVING if self.picker.front.unready() is None else _NOT_SERVING)
+
+
+def _self_signed() -> tuple[bytes, bytes]:
+    """Return a new key and its certificate for CERTIFIED_NAME, both as PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, CERTIFIED_NAME)])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCKS_APART)
+        .not_valid_after(now + _VALID)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(CERTIFIED_NAME)]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    plain = serialization.NoEncryption()
+    return key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain), certificate.public_bytes(pem)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import ctypes
 import gc
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import numpy as np
 import pytest
 import torch
-from pagefleet_engine.executor.asked_planes import AskedDevice, AskedPlane, PlaneRings
-from pagefleet_engine.executor.plane_server import PlaneServer
+from pagefleet_engine.executor.asked_planes import AskedPlane
 from pagefleet_engine.executor.rank_pages import StepFence
-from pagefleet_engine.executor.ring import make_ring_pair
 from pagefleet_kv.cuda_memory import CudaError
 from pagefleet_kv.errors import TransfersDead
 from pagefleet_kv.p2p.data_plane import (
@@ -40,6 +39,7 @@ from tests.fakes.byte_pages import PATIENCE_S
 from tests.fakes.device_planes import Scene, TorchPool
 from tests.fakes.many_descriptors import many_descriptors
 from tests.fakes.nccl_world import FakeSharedMemory
+from tests.fakes.plane_rank import PlaneRank
 
 LAYERS, HEADS, HEAD_BYTES, NUM_BLOCKS = 3, 2, 8, 12
 WHOLE_BYTES = LAYERS * 2 * HEADS * HEAD_BYTES
@@ -64,16 +64,23 @@ class End:
         self.num_finished = 0
         self.fence = StepFence(lambda _: None, 1)
         self.pools: list[TorchPool] = []
-        planes = []
+        self.ranks: list[PlaneRank] = []
+        make = make or (lambda copies, most: IpcCarriers(memory, copies))
         for shard in shards:
             size = len(shard.layers) * 2 * len(shard.heads) * HEAD_BYTES
             self.pools.append(TorchPool(NUM_BLOCKS, size))
-            rings = make_ring_pair(1 << 14)
-            make = make or (lambda copies, most: IpcCarriers(memory, copies))
-            PlaneServer(LocalDevice(self.pools[-1], {"cuda_ipc": make}), rings, lambda: self.num_finished)
-            planes.append(AskedDevice(PlaneRings(rings), "a rank", self.fence, lambda: self.is_over).open(OPENING))
+            device = LocalDevice(self.pools[-1], {"cuda_ipc": make})
+            self.ranks.append(PlaneRank(device, lambda: self.num_finished, self.fence, lambda: self.is_over))
         self.shards = shards
-        self.plane = RankedPlane("cuda_ipc", planes, NoTurns(), shards, WHOLE_BYTES, PATIENCE_S)
+
+    def open(self) -> End:
+        planes = [rank.asked.open(OPENING) for rank in self.ranks]
+        self.plane = RankedPlane("cuda_ipc", planes, NoTurns(), self.shards, WHOLE_BYTES, PATIENCE_S)
+        return self
+
+    def close(self) -> None:
+        for rank in self.ranks:
+            rank.close()
 
     @property
     def content(self) -> np.ndarray:
@@ -106,10 +113,15 @@ BLOCKS = np.random.default_rng(0).integers(1, 256, (NUM_BLOCKS, LAYERS, 2, HEADS
 class Pair(Scene):
     def __init__(self, prefill: list[KVShard], decode: list[KVShard], memory: FakeSharedMemory | None = None) -> None:
         memory = memory or FakeSharedMemory()
-        self.p, self.d = End("p", prefill, memory), End("d", decode, memory)
+        self.p, self.d = End("p", prefill, memory).open(), End("d", decode, memory).open()
         super().__init__(self.p, self.d)  # type: ignore[arg-type]
         self.p.fill(BLOCKS)
         self.join(self.p, self.d)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        super().close()
+        for end in (self.p, self.d):
+            end.close()
 
     def told(self, end: End, kind: type[PlaneEvent]) -> PlaneEvent:
         return self.wait_for(end, kind)[0]  # type: ignore[arg-type]
@@ -127,10 +139,9 @@ def pairs() -> Iterator[Callable[..., Pair]]:
         return made[-1]
 
     yield make
-    for pair in made:
-        pair.close()
-        del pair.p.plane, pair.d.plane  # servers keep the rest, which would keep descriptors by the hundred
-    gc.collect()
+    while made:
+        made.pop().close()
+    gc.collect()  # who asks has descriptors of its own
 
 
 SIDES = {"alone": ALONE, "heads": BY_HEAD, "layers": BY_LAYER}
@@ -298,17 +309,19 @@ def test_a_plane_that_cannot_be_had_is_said() -> None:
     def refuse(copies: DeviceCopies, most: tuple[int, int]) -> Carriers:
         raise CudaError("cudaMalloc: out of memory")
 
-    with pytest.raises(NoPlane, match="cudaMalloc: out of memory"):
-        End("p", BY_HEAD, FakeSharedMemory(), refuse)
+    with closing(End("p", BY_HEAD, FakeSharedMemory(), refuse)) as end, pytest.raises(NoPlane, match="out of memory"):
+        end.open()
 
 
 def test_nobody_waits_for_ranks_that_are_gone() -> None:
-    end = End("p", BY_HEAD, FakeSharedMemory())
-    end.is_over = True
-    end.plane.disconnect("d", "source")
-    end.plane.withdraw(TRANSFER)
-    assert end.plane.events() == []
-    end.plane.close()
+    with closing(End("p", BY_HEAD, FakeSharedMemory()).open()) as end:
+        end.is_over = True
+        end.plane.disconnect("d", "source")
+        end.plane.withdraw(TRANSFER)
+        assert end.plane.events() == []
+        end.plane.close()
+        end.is_over = False
+        end.plane.close()  # its threads would go on
 
 
 def test_a_plane_that_has_failed_is_told(pairs: Callable[..., Pair]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import random
 import threading
 import time
@@ -19,14 +18,13 @@ import pytest
 import torch
 from pagefleet_engine.core.step import ScheduledRows, StepPlan
 from pagefleet_engine.errors import EngineDead
-from pagefleet_engine.executor.asked_planes import AskedDevice, PlaneRings
+from pagefleet_engine.executor.asked_pool import close_all
 from pagefleet_engine.executor.messages import Carry, Launch, Loaded, encode
 from pagefleet_engine.executor.node import Commands, RankNode
-from pagefleet_engine.executor.plane_server import PlaneServer
 from pagefleet_engine.executor.rank_loop import BuiltRank, Launching, RankLoop, wait_on
 from pagefleet_engine.executor.rank_pages import StepFence
 from pagefleet_engine.executor.rank_turns import RankTurns
-from pagefleet_engine.executor.ring import RingReader, RingWriter, make_ring, make_ring_pair
+from pagefleet_engine.executor.ring import RingReader, RingWriter, make_ring
 from pagefleet_engine.executor.trace import ThreadTrace
 from pagefleet_engine.executor.vital_signs import OwnSigns, VitalSigns, make_signs
 from pagefleet_engine.ranks.parallelism import Parallelism, RankPart
@@ -46,6 +44,7 @@ from pagefleet_kv.port import KVShard
 from tests.fakes.byte_pages import PATIENCE_S
 from tests.fakes.device_planes import Scene, TorchPool
 from tests.fakes.kernel_queues import Kernel
+from tests.fakes.plane_rank import PlaneRank
 from tests.fakes.queued_nccl import QueuedNccl, QueuedWorld, StreamedCopies
 
 LAYERS, HEADS, HEAD_BYTES, NUM_BLOCKS, NUM_FRAMES = 2, 2, 8, 24, 8
@@ -120,20 +119,18 @@ class End:
         self.fence = StepFence(lambda _: None, 2)
         self.pools: list[TorchPool] = []
         self.loops: list[threading.Thread] = []
-        planes = []
+        self._ranks: list[PlaneRank] = []
         for rank, shard in enumerate(shards):
             own = OwnSigns(signs, size, rank)
             pool = TorchPool(NUM_BLOCKS, len(shard.layers) * 2 * len(shard.heads) * HEAD_BYTES)
             self.pools.append(pool)
-            asked = make_ring_pair(1 << 14)
             device = LocalDevice(pool, {"nccl": partial(self._carriers, rank)})
-            server = PlaneServer(device, asked, partial(getattr, own, "num_finished"))
-            planes.append(AskedDevice(PlaneRings(asked), "a rank", self.fence, lambda: False).open(OPENING))
+            self._ranks.append(PlaneRank(device, partial(getattr, own, "num_finished"), self.fence))
             built = BuiltRank(
                 SummingWorker(partial(self._sum, rank)),  # type: ignore[arg-type]
                 LOADED,
                 lambda: None,
-                partial(self._carry, server, rank),
+                partial(self._carry, rank),
             )
             told = make_ring(1, 1 << 14)
             self._fds += told.fds
@@ -141,6 +138,7 @@ class End:
             loop = RankLoop(part, built, RingReader(rings, rank), RingWriter(told), own, ThreadTrace())
             self.loops.append(threading.Thread(target=self._run, args=(loop,), daemon=True))
             self.loops[-1].start()
+        planes = [rank.asked.open(OPENING) for rank in self._ranks]
         whole = LAYERS * 2 * HEADS * HEAD_BYTES
         self.turns = CountedTurns(self._commands, lambda: False, None if among is None else among.board, "nccl")
         self.plane = RankedPlane("nccl", planes, self.turns, shards, whole, PATIENCE_S)
@@ -165,17 +163,16 @@ class End:
         self._say(LAST)
         for loop in self.loops:
             loop.join()
-        for fd in self._fds:
-            os.close(fd)
-        # Servers keep their rank, and so this: what asks them would stay with all its descriptors.
-        del self.plane, self.loops, self._commands, self.turns
+        for rank in self._ranks:
+            rank.close()
+        close_all(self._fds)
 
     def _say(self, step_id: int) -> None:
         self._commands.launch(encode(Launch(StepPlan(step_id, (), [], ScheduledRows.of([]), 4))), wait_on)
 
-    @staticmethod
-    def _carry(server: PlaneServer, rank: int, command: Carry) -> Launching | None:
-        return server.launch(command.plane, command.turns[rank]) if rank in command.turns else None
+    def _carry(self, rank: int, command: Carry) -> Launching | None:
+        turn = command.turns.get(rank)
+        return None if turn is None else self._ranks[rank].server.launch(command.plane, turn)
 
     @staticmethod
     def _run(loop: RankLoop) -> None:
@@ -237,6 +234,12 @@ class Pair(Scene):
             if len(end.shards) > 1 and not self.rests and self.draw.random() < 0.5:
                 end.step()
 
+    def close(self) -> None:
+        super().close()
+        for end in (self.p, self.d, *self.more):
+            end.close()
+        self.world.check_is_empty()
+
     def told(self, end: End, kind: type[PlaneEvent], count: int = 1) -> list[PlaneEvent]:
         return self.wait_for(end, kind, count)  # type: ignore[arg-type]
 
@@ -269,13 +272,9 @@ def pairs() -> Iterator[Callable[[str, str], Pair]]:
         return made[-1]
 
     yield make
-    for pair in made:
-        pair.close()
-        for end in (pair.p, pair.d, *pair.more):
-            end.close()
-        assert not pair.world.ends, "a communicator was left to itself"
-        assert not pair.world.queues.num_waiting
-    gc.collect()
+    while made:
+        made.pop().close()
+    gc.collect()  # who asks planes has descriptors of its own
 
 
 @pytest.mark.parametrize(
@@ -388,8 +387,8 @@ class Copies(Scene):
         wanted = {end: end.num_computed + 4 for end in ends}
         self.until(lambda: all(end.num_computed >= wanted[end] for end in ends), "more steps")
 
-    def end(self) -> None:
-        self.close()
+    def close(self) -> None:
+        super().close()
         for model in self.models:
             num_launched = max(end.num_launched for end in model)
             for end in model:
@@ -398,8 +397,7 @@ class Copies(Scene):
         for model in self.models:
             for end in model:
                 end.close()
-        assert not self.world.ends, "a communicator was left to itself"
-        assert not self.world.queues.num_waiting
+        self.world.check_is_empty()
         for handles in self._handles:
             handles.close()
 
@@ -413,9 +411,9 @@ def copies() -> Iterator[Callable[[list[str], list[str]], Copies]]:
         return made[-1]
 
     yield make
-    for one in made:
-        one.end()
-    gc.collect()
+    while made:
+        made.pop().close()
+    gc.collect()  # as above
 
 
 def send_all(scene: Copies) -> None:

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.fakes.checkpoints import FAMILIES
-from tests.fakes.dense_attention import DenseSequence, DenseStep
+from tests.fakes.dense_attention import logits
 
 CPU = torch.device("cpu")
 Make = Callable[..., Path]
@@ -30,12 +30,6 @@ Make = Callable[..., Path]
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> Model:
     return load_model(folder, read_arch(folder), Placement(dtype, CPU, False), "auto", 0)
-
-
-def logits(model: Model, length: int = 12) -> Tensor:
-    with torch.inference_mode():
-        tokens = torch.arange(3, 3 + length)
-        return model.logits(model.forward(tokens, torch.arange(length), DenseStep([(DenseSequence(), length)])))
 
 
 class Recorder:

@@ -15,11 +15,11 @@ from pagefleet_engine.loader.load import load_model
 from pagefleet_engine.loader.memory import weight_bytes
 from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.models.model import Model, build_model
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.fakes.checkpoints import reference_model
-from tests.fakes.dense_attention import DenseSequence, DenseStep
+from tests.fakes.checkpoints import edit, reference_model
+from tests.fakes.dense_attention import logits
 from tests.fakes.native_kernels import experts_one_by_one, native_library
 from tests.fakes.packed_checkpoints import Packed, awq_words, packed_checkpoint
 from tests.fakes.paged_step import paged_step
@@ -45,12 +45,6 @@ def load(folder: Path, use_kernels: bool = False) -> Model:
     return load_model(folder, read_arch(folder), Placement(torch.float32, CPU, use_kernels), "auto", 0)
 
 
-def logits(model: Model, length: int = 12) -> Tensor:
-    with torch.inference_mode():
-        tokens = torch.arange(3, 3 + length)
-        return model.logits(model.forward(tokens, torch.arange(length), DenseStep([(DenseSequence(), length)])))
-
-
 def logits_in_pages(model: Model, length: int = 12) -> Tensor:
     """The same by what a GPU runs, on its kernels' twins."""
     with torch.inference_mode():
@@ -61,12 +55,6 @@ def logits_in_pages(model: Model, length: int = 12) -> Tensor:
 @pytest.fixture
 def packed(make_checkpoint: Make, tmp_path: Path) -> Callable[..., Path]:
     return lambda how, **more: packed_checkpoint(make_checkpoint("llama"), tmp_path / "packed", how, **more)
-
-
-def edit(folder: Path, changes: dict[str, Tensor | None]) -> None:
-    tensors = {name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()} | changes
-    kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def stored(folder: Path, name: str) -> Tensor:

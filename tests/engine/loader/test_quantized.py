@@ -15,11 +15,11 @@ from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.load import load_model
 from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.models.model import Model
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.fakes.checkpoints import reference_model
-from tests.fakes.dense_attention import DenseSequence, DenseStep
+from tests.fakes.checkpoints import edit, reference_model
+from tests.fakes.dense_attention import DenseSequence, DenseStep, logits
 from tests.fakes.quantized_checkpoints import Recipe, quantize_checkpoint, quark, rounded_inputs
 
 CPU = torch.device("cpu")
@@ -43,12 +43,6 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> Model:
     return load_model(folder, read_arch(folder), Placement(dtype, CPU, False), "auto", 0)
 
 
-def logits(model: Model, length: int = 12) -> Tensor:
-    with torch.inference_mode():
-        tokens = torch.arange(3, 3 + length)
-        return model.logits(model.forward(tokens, torch.arange(length), DenseStep([(DenseSequence(), length)])))
-
-
 def plain(folder: Path) -> Path:
     """What the stored numbers stand for, as a checkpoint of its own."""
     return Path(f"{folder}-plain")
@@ -57,12 +51,6 @@ def plain(folder: Path) -> Path:
 @pytest.fixture
 def quantized(make_checkpoint: Make, tmp_path: Path) -> Callable[[Recipe], Path]:
     return lambda recipe: quantize_checkpoint(make_checkpoint("llama"), tmp_path / "quantized", recipe)
-
-
-def edit(folder: Path, changes: dict[str, Tensor | None]) -> None:
-    tensors = {name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()} | changes
-    kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def refusal(folder: Path) -> str:

@@ -10,7 +10,7 @@ import pytest
 from pagefleet_engine.config import EngineConfig, ModelConfig, ServerConfig
 from pagefleet_engine.core.admission import ModelLimits, check_sampling
 from pagefleet_engine.errors import ConfigError, InvalidRequest
-from pagefleet_engine.server.request_rules import request_rules
+from pagefleet_engine.server.assembly import request_rules
 from pagefleet_protocol.openai_chat import read_chat_request
 from pagefleet_protocol.openai_common import RequestRules
 from pagefleet_protocol.openai_completions import read_completion_request

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from tests.fakes.kube_groups import UNSCHEDULABLE, Groups, running
-from tests.fakes.kube_operator import NAMESPACE, SETTINGS, World, until, world
+from tests.fakes.kube_operator import NAMESPACE, SETTINGS, World, run, until
 
 QUICK = replace(SETTINGS, timing=replace(SETTINGS.timing, discovery=0.05))
-
-
-def run(scenario: Callable[[World], Awaitable[None]]) -> None:
-    async def in_world() -> None:
-        async with world() as made:
-            await scenario(made)
-
-    asyncio.run(in_world())
 
 
 def replicas(w: World) -> tuple[str, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from pagefleet_protocol.kube_names import FIELD_MANAGER
 
 from tests.fakes.kube_kinds import Kind
-from tests.fakes.kube_operator import NAMESPACE, SETTINGS, World, until, world
+from tests.fakes.kube_operator import NAMESPACE, SETTINGS, World, run, until
 from tests.fakes.kube_store import Write
 
 CHILDREN = {
@@ -30,14 +29,6 @@ CHILDREN = {
     ("ServiceAccount", "qwen-engine"),
     ("ServiceAccount", "qwen-router"),
 }
-
-
-def run(scenario: Callable[[World], Awaitable[None]]) -> None:
-    async def in_world() -> None:
-        async with world() as made:
-            await scenario(made)
-
-    asyncio.run(in_world())
 
 
 def applied(w: World) -> list[str]:

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
 import aiohttp
 from pagefleet_operator.handlers.settings import OperateSettings
 
-from tests.fakes.kube_operator import NAMESPACE, QUICK, SETTINGS, Running, World, until, world
+from tests.fakes.kube_operator import NAMESPACE, QUICK, SETTINGS, Running, World, run, until
 
 OFTEN = replace(SETTINGS, timing=replace(QUICK, resync=0.3, audit_behind=0.1, watch_restart=0.2))
 CONFIG = f"/api/v1/namespaces/{NAMESPACE}/configmaps"
-
-
-def run(scenario: Callable[[World], Awaitable[None]]) -> None:
-    async def in_world() -> None:
-        async with world() as made:
-            await scenario(made)
-
-    asyncio.run(in_world())
 
 
 async def made(w: World) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import tracemalloc
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 from pagefleet_protocol.endpoints import Endpoint
@@ -29,7 +28,7 @@ from pagefleet_router.scheduling.policy import Score
 from pagefleet_router.wire.client_request import ClientRequest
 from pagefleet_router.wire.upstream import AnswerHead
 
-from tests.fakes.faulty_engine import Behaviour, Fleet, chat, fleet, post, whole
+from tests.fakes.faulty_engine import Fleet, chat, post, run, whole
 
 FIRST, SECOND = "1" * 32, "2" * 32
 FACTS = EngineFacts(
@@ -38,15 +37,6 @@ FACTS = EngineFacts(
 )  # fmt: skip
 ENGINE = EngineView(Endpoint("a", "http://a:1", "mödel x"), ready=True, facts=FACTS)
 SNAPSHOT = build_snapshot([ENGINE], {"nick": "mödel x"})
-
-
-def run(folder: Path, check: Callable[[Fleet], Awaitable[None]], *behaviours: Behaviour, **settings: Any) -> None:
-    async def scenario() -> None:
-        async with fleet(folder, *behaviours, **settings) as f:
-            await check(f)
-            await f.until(lambda: f.router.budget.live_requests == 0)
-
-    uvloop.run(scenario())
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-import uvloop
 from pagefleet_protocol.endpoints import Endpoint, OnTrial
 from pagefleet_router.scheduling.outliers import OutlierDetector, OutlierRules
 from pagefleet_router.signals.monitor import MonitorTiming
@@ -21,10 +19,10 @@ from tests.fakes.faulty_engine import (
     Seen,
     chat,
     chunked,
-    fleet,
     post,
     raw,
     reset,
+    run,
     silent,
     stream,
     whole,
@@ -33,16 +31,6 @@ from tests.fakes.faulty_engine import (
 EVENT = b'data: {"n": 1}\n\n'
 SLOW_MONITOR = MonitorTiming(period=30.0, unready_period=30.0)
 """Probes find nothing before the test is over."""
-
-
-def run(tmp_path: Path, check: Callable[[Fleet], Awaitable[None]], *behaviours: Behaviour, **settings: object) -> None:
-    async def scenario() -> None:
-        async with fleet(tmp_path, *behaviours, **settings) as f:  # type: ignore[arg-type]
-            await check(f)
-            await f.until(lambda: f.router.budget.live_requests == 0)
-            assert all(engine.tally.num_requests == 0 for engine in f.router.table.snapshot.engines)
-
-    uvloop.run(scenario())
 
 
 def sse_error(body: bytes) -> str:

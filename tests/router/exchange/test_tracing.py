@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from pagefleet_router.app import make_router_tracer
 from pagefleet_router.config import RouterConfig
 from pagefleet_router.errors import ConfigError
 
-from tests.fakes.faulty_engine import CHAT, Behaviour, Fleet, Seen, chat, fleet, post, stream, whole
+from tests.fakes.faulty_engine import CHAT, Fleet, Seen, chat, fleet, post, run, stream, whole
 from tests.fakes.inline_engine import script_core
 from tests.fakes.otlp_collector import CLIENT, SERVER, Collector, Got, collector
 from tests.fakes.stream_site import TOKENIZER, open_site, script_of
@@ -33,17 +33,6 @@ DEAD = "http://127.0.0.1:1"
 def fixture_site() -> Iterator[Collector]:
     with collector() as made:
         yield made
-
-
-def run(folder: Path, check: Callable[[Fleet], Awaitable[None]], *behaviours: Behaviour, **settings: Any) -> None:
-    """Check a fleet; when this returns, its router has sent its spans."""
-
-    async def scenario() -> None:
-        async with fleet(folder, *behaviours, **settings) as f:
-            await check(f)
-            await f.until(lambda: f.router.budget.live_requests == 0)
-
-    uvloop.run(scenario())
 
 
 def one(spans: list[Got], name: str) -> Got:
