@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from pagefleet_protocol.kv_handoff import KvFault
 from pagefleet_protocol.openai_json import InvalidRequest
+from pagefleet_protocol.settings.log import escape_control
 
 __all__ = [
     "AddressTaken",
@@ -53,7 +54,10 @@ class AddressTaken(ConfigError):
 
 
 class ModelLoadError(ConfigError):
-    """The model cannot be loaded; the message names the file and the remedy."""
+    """The model cannot be loaded; the message is one line that names the file and the remedy, whatever a file holds."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(escape_control(message))
 
 
 class ContextTooLong(InvalidRequest):

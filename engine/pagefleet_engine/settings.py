@@ -55,9 +55,9 @@ SERVE = Program(
 ENGINE_SETTINGS = {name: one for name, one in SERVE.settings.items() if one.group is not ServerConfig}
 
 
-def told_status(error: ConfigError) -> int:
-    """Print what went wrong; returns the exit status of a server that ends with it."""
-    status = SERVE.tell(error)
+def told_status(error: ConfigError, program: Program = SERVE) -> int:
+    """Print what went wrong; returns the exit status of a server, or another program, that ends with it."""
+    status = program.tell(error)
     match error:
         case AddressTaken():
             return 1

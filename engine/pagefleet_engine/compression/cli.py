@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 signal.signal(number, _stop)
         print(_run(config))
     except ConfigError as error:
-        return QUANTIZE.tell(error) if type(error) is ConfigError else told_status(error)
+        return told_status(error, QUANTIZE)
     except KeyboardInterrupt:
         QUANTIZE.say("stopped; nothing was written")
         return _STOPPED

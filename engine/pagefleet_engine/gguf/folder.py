@@ -18,6 +18,7 @@ import numpy as np
 from pagefleet_protocol.model_config.fields import ModelConfigError
 from pagefleet_protocol.model_config.gguf_config import ROPE_FACTORS, hf_config
 from pagefleet_protocol.model_config.gguf_header import first_part, is_beside_a_model
+from pagefleet_protocol.model_config.shape import read_shape
 
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.gguf.blocks import F32
@@ -97,10 +98,11 @@ def contents_of(model: GgufModel, *, with_tokenizer: bool) -> dict[str, str]:
         ModelLoadError: the model is of a kind that is not run, or lacks something.
     """
     try:
-        config = json.dumps(hf_config(model, _rope_factors(model)), indent=1)
+        config = hf_config(model, _rope_factors(model))
+        read_shape(config, model.source)
     except ModelConfigError as error:
         raise ModelLoadError(str(error)) from None
-    return {"config.json": config, **(tokenizer_files(model) if with_tokenizer else {})}
+    return {"config.json": json.dumps(config, indent=1), **(tokenizer_files(model) if with_tokenizer else {})}
 
 
 def _rope_factors(model: GgufModel) -> dict[str, list[float]]:

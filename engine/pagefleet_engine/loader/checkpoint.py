@@ -6,6 +6,7 @@ A damaged, incomplete or foreign checkpoint becomes one line that names the file
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -21,6 +22,8 @@ from pagefleet_engine.models.config_file import read_json
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _LENGTH_BYTES = 8
+_MOST_SHOWN = 160
+"""Characters of a name."""
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 # safetensors' names of the types that we read
 _STORED_AS = {
@@ -152,7 +155,7 @@ def _indexed_files(folder: Path) -> dict[Path, frozenset[str] | None]:
     strange = sorted(file for file in names_by_file if file != Path(file).name)
     if strange:
         raise ModelLoadError(f"{index} names {name_some(strange)}: shards must lie beside it")
-    missing = sorted(file for file in names_by_file if not (folder / file).is_file())
+    missing = sorted(file for file in names_by_file if not os.path.isfile(folder / file))
     if missing:
         raise ModelLoadError(f"{folder} lacks {name_some(missing)}, named in {_INDEX}: download the missing shards")
     return {folder / file: frozenset(names_by_file[file]) for file in sorted(names_by_file)}
@@ -169,6 +172,6 @@ def _no_weights(folder: Path) -> str:
 
 
 def name_some(names: list[str]) -> str:
-    """Up to three names, and how many more."""
+    """Up to three names, as far as they are no longer than any, and how many more."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
+    return ", ".join(name[:_MOST_SHOWN] for name in names[:3]) + more

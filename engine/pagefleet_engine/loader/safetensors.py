@@ -108,6 +108,8 @@ _BASES = ("transformer.", "model.")
 _OTHER_HEADS = ("score.", "classifier.", "qa_outputs.")
 _FLOATING = ("F64", "F32", "F16", "BF16")
 _READ = (*_FLOATING, *ENCODED)
+_PARTS_OF_MATRICES = ("weight_", "qweight", "qzeros", "scales", "g_idx")
+"""Beginnings of what quantized ones have instead, or besides."""
 # What fills a slot of such a type; others are filled from any floating type.
 _ONLY = {torch.float8_e4m3fn: ("F8_E4M3",), torch.int8: ("I8",), torch.uint8: ("U8",), torch.int32: ("I32",)}
 
@@ -253,6 +255,13 @@ def _check_names(
             seen[name] = file.path
             if file.dtype(name) in _FLOATING:
                 floats.add(name)
+    known = destinations.keys() | others
+    extra = sorted(name for name in seen if name not in known and not is_ignorable(name, passed_over))
+    if quantized := sorted(destinations.keys() & set(map(_matrix_of, extra)) - floats):
+        raise ModelLoadError(
+            f"{seen[extra[0]]}: the weights have {name_some(quantized)} quantized, where the model has floats: "
+            "repair quantization_config in config.json, or give a checkpoint that leaves routers in floats"
+        )
     missing = sorted(destinations.keys() - seen.keys())
     if missing:
         heads = sorted(name for name in seen if name.startswith(_OTHER_HEADS))
@@ -261,19 +270,13 @@ def _check_names(
                 f"{folder}: the weights have {name_some(heads)} and no {name_some(missing)}: this model classifies or "
                 "scores text and generates none; give one that was saved as ...ForCausalLM"
             )
-        if plain := sorted(floats & set(map(_scaled_by, missing))):
+        if plain := sorted(floats & set(map(_matrix_of, missing))):
             raise ModelLoadError(
                 f"{folder}: the weights have {name_some(plain)} in a float type, and config.json a quantized one: name "
                 "such layers there (ignore, modules_to_not_convert, llm_int8_skip_modules), or give another checkpoint"
             )
-        raise ModelLoadError(f"{folder}: the weights lack {name_some(missing)}: download the checkpoint again")
-    known = destinations.keys() | others
-    extra = sorted(name for name in seen if name not in known and not is_ignorable(name, passed_over))
-    if quantized := sorted(destinations.keys() & set(map(_scaled_by, extra)) - floats):
-        raise ModelLoadError(
-            f"{seen[quantized[0]]}: the weights have {name_some(quantized)} quantized, where the model has floats: "
-            "repair quantization_config in config.json, or give a checkpoint that leaves routers in floats"
-        )
+        where = files[0].path if len(files) == 1 else folder
+        raise ModelLoadError(f"{where}: the weights lack {name_some(missing)}: download the checkpoint again")
     if extra:
         raise ModelLoadError(
             f"{seen[extra[0]]}: no place in the model for {name_some(extra)}: the config.json beside it is of another "
@@ -281,10 +284,10 @@ def _check_names(
         )
 
 
-def _scaled_by(name: str) -> str:
-    """The weight that a scale of this name belongs to; else the name itself."""
+def _matrix_of(name: str) -> str:
+    """The matrix that a tensor of this name is a part of, as it is called in floats; else the name itself."""
     layer, dot, kind = name.rpartition(".")
-    return f"{layer}.weight" if dot and kind.startswith("weight_") else name
+    return f"{layer}.weight" if dot and kind.startswith(_PARTS_OF_MATRICES) else name
 
 
 def _check_form(file: TensorSource, name: str, destination: Destination) -> None:

@@ -8,13 +8,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pagefleet_protocol.settings.log import escape_control
+
 _MOST_BYTES = 256 << 20
 _LEAST, _MOST = 1e-30, 1e30
 """Numbers beyond these are damage, and would not survive a product."""
 
 
 class ModelConfigError(Exception):
-    """A model's file cannot be read, or says what cannot be or is not run; the message is one line with the remedy."""
+    """A model's file cannot be read, or says what cannot be or is not run; the message is one line with the remedy,
+    whatever stands in the file."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(escape_control(message))
 
 
 def read_json_file(path: Path) -> dict[str, Any]:

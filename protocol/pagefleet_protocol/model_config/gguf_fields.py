@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -58,7 +59,7 @@ class GgufFields:
             value = value[0]  # one for each layer
         value = default if value is None else value
         if type(value) is not int or not low <= value < 1 << 31:
-            raise self.refusal(name, "is missing" if value is None else f"is {str(value)[:40]}")
+            raise self.refusal(name, "is missing" if value is None else f"is {_shown(value)}")
         return value
 
     def has(self, name: str) -> bool:
@@ -87,3 +88,7 @@ class GgufFields:
 
     def refusal(self, name: str, what: str) -> ModelConfigError:
         return ModelConfigError(f"{self.source}: {self.architecture}.{name} {what[:80]}: convert the model anew")
+
+
+def _shown(value: Any) -> str:
+    return reprlib.repr(value[:8].tolist() if isinstance(value, memoryview) else value)

@@ -55,8 +55,9 @@ def test_a_mistake_is_one_line(flags: list[str], says: str, tmp_path: Path, caps
     assert [*tmp_path.iterdir()] == []
 
 
-def test_a_model_that_is_not_there_has_a_status_of_its_own(tmp_path: Path) -> None:
+def test_a_model_that_is_not_there_has_a_status_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path / "none"), "--output", str(tmp_path / "out")]) == 3
+    assert capsys.readouterr().err.startswith("pagefleet quantize: error: ")
 
 
 def test_every_eighth_text_is_held_out(tiny: TextModel, tmp_path: Path) -> None:

@@ -215,6 +215,9 @@ def test_a_file_as_older_converters_wrote_it(
         ("gemma3n_text", {"altup.num_inputs": 4}, "altup.num_inputs is 4, and 'altup_"),
         ("gemma3n_text", {"activation_sparsity_scale": [0.0]}, "activation_sparsity_scale is no list of 5"),
         ("gemma3n_text", {"attention.shared_kv_layers": None}, "attention.shared_kv_layers is missing"),
+        ("llama", {"context_length": [64, 128]}, "llama.context_length is [64, 128]: convert"),
+        ("llama", {"block_count": 5000}, "model.gguf: num_hidden_layers is 5000; it must be an integer from 1 to 4096"),
+        ("llama", {"rope.scaling.type": "a\nb"}, r"rope.scaling.type is a\nb, and none"),
     ],
 )
 def test_what_a_kind_does_not_run_is_one_line(
@@ -226,6 +229,7 @@ def test_what_a_kind_does_not_run_is_one_line(
         folder_of(tmp_path / "model.gguf", tmp_path / "cache", with_tokenizer=True)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+    assert not (tmp_path / "cache").exists()
 
 
 _IN_BLOCKS = ["phi3", "granite", "cohere", "qwen2_moe", "glm4_moe", "granitemoe", "gpt_oss"]

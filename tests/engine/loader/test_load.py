@@ -137,7 +137,7 @@ def test_a_tied_checkpoint_may_carry_its_head(make_checkpoint: Make, tmp_path: P
 def test_a_missing_tensor(copy: Path) -> None:
     edit(copy, lambda tensors: {name: t for name, t in tensors.items() if "layers.2.mlp" not in name})
     said = refusal(copy)
-    assert said.startswith(f"{copy}: the weights lack model.layers.2.mlp.down_proj.weight, ")
+    assert said.startswith(f"{copy}/model.safetensors: the weights lack model.layers.2.mlp.down_proj.weight, ")
     assert said.endswith("download the checkpoint again")
 
 
@@ -164,6 +164,13 @@ def test_extra_tensors(copy: Path) -> None:
     said = refusal(copy)
     assert "no place in the model for model.layers.3.mlp.up_proj.weight" in said
     assert "and 3 more" in said
+
+
+def test_a_name_forges_no_second_line(copy: Path) -> None:
+    edit(copy, lambda tensors: tensors | {"z\nall is well\x1b[m" + "z" * 9999: torch.ones(1)})
+    said = refusal(copy)
+    assert r"no place in the model for z\nall is well\x1b[mzzz" in said
+    assert len(said) < 500
 
 
 def test_a_misshapen_tensor(copy: Path) -> None:
@@ -223,6 +230,13 @@ def test_an_index_cannot_lead_out_of_the_folder(sharded: Path, place: str) -> No
     index["weight_map"]["lm_head.weight"] = place
     path.write_text(json.dumps(index))
     assert f"names {place}: shards must lie beside it" in refusal(sharded)
+
+
+@pytest.mark.parametrize("place", ["", "..", "x" * 5000])
+def test_an_index_names_what_no_file_can_be(sharded: Path, place: str) -> None:
+    path = sharded / "model.safetensors.index.json"
+    path.write_text(json.dumps({"weight_map": {"lm_head.weight": place}}))
+    assert f"{sharded} lacks {place[:100]}" in refusal(sharded)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth", "model.pt"])

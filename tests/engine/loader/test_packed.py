@@ -259,6 +259,18 @@ def test_tensors_of_another_form_than_the_configuration_says(
     assert lacking in refusal(folder)
 
 
+def test_a_configuration_that_says_nothing_of_it(packed: Callable[..., Path]) -> None:
+    folder = packed(GPTQ)
+    settings = json.loads((folder / "config.json").read_text())
+    section = settings.pop("quantization_config")
+    (folder / "config.json").write_text(json.dumps(settings))
+    assert "model.layers.0.mlp.down_proj.weight, " in refusal(folder)
+    assert "quantized, where the model has floats: repair quantization_config" in refusal(folder)
+    plain = Path(f"{folder}-plain")
+    (plain / "config.json").write_text(json.dumps(settings | {"quantization_config": section}))
+    assert "in a float type, and config.json a quantized one" in refusal(plain)
+
+
 def test_groups_that_do_not_divide(packed: Callable[..., Path]) -> None:
     folder = packed(Packed("gptq"), config={"group_size": 48})
     assert "inputs, which groups of 48 do not divide: give group_size" in refusal(folder)
