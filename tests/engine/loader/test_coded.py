@@ -22,9 +22,10 @@ from pagefleet_protocol.model_config.fields import ConfigFields
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.engine.loader.test_packed import edit, load, logits, logits_in_pages, refusal, stored
-from tests.fakes.checkpoints import reference_model
+from tests.engine.loader.test_packed import load, logits_in_pages, refusal, stored
+from tests.fakes.checkpoints import edit, reference_model
 from tests.fakes.coded_checkpoints import Coded, coded_checkpoint
+from tests.fakes.dense_attention import logits
 from tests.fakes.native_kernels import native_library
 
 CPU = torch.device("cpu")

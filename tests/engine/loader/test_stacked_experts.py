@@ -18,8 +18,9 @@ from pagefleet_engine.ranks.group import RankGroup
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.engine.loader.test_packed import logits, logits_in_pages
+from tests.engine.loader.test_packed import logits_in_pages
 from tests.fakes.coded_checkpoints import Coded
+from tests.fakes.dense_attention import logits
 from tests.fakes.native_kernels import native_library
 from tests.fakes.packed_checkpoints import Packed, pack, quantize_packed
 from tests.fakes.quantized_checkpoints import MATRICES, Recipe, quantize
