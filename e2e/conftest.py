@@ -1,4 +1,4 @@
-"""One fleet of two engines for the whole session: each test finds it serving, and leaves it able to."""
+"""One fleet of two engines for all of e2e/: each test finds it serving, and leaves it able to."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def exchanges() -> Sequence[Exchange]:
     return tuple(load_knowledge().exchanges())
 
 
-@pytest.fixture(scope="session")
-def session_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
+@pytest.fixture(scope="package")  # it ends with e2e/: an idle fleet takes its part of two cores
+def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
     with FleetProcess(tmp_path_factory.mktemp("fleet"), replicas=2) as fleet:
         yield fleet
 
 
 @pytest.fixture
-def fleet(session_fleet: FleetProcess) -> FleetProcess:
+def fleet(shared_fleet: FleetProcess) -> FleetProcess:
     """Two engines behind a router, all ready."""
-    session_fleet.edit(replicas=2)
-    session_fleet.until(lambda: session_fleet.serves(2))
-    return session_fleet
+    shared_fleet.edit(replicas=2)
+    shared_fleet.until(lambda: shared_fleet.serves(2))
+    return shared_fleet
