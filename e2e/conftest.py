@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from e2e.fleet_process import FleetProcess
 from tiny.dataset import Exchange, load_knowledge
+
+_FLEET = pytest.StashKey[FleetProcess]()
 
 
 @pytest.fixture(scope="session")
@@ -16,15 +20,16 @@ def exchanges() -> Sequence[Exchange]:
     return tuple(load_knowledge().exchanges())
 
 
-@pytest.fixture(scope="package")  # it ends with e2e/: an idle fleet takes its part of two cores
-def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
-    with FleetProcess(tmp_path_factory.mktemp("fleet"), replicas=2) as fleet:
-        yield fleet
-
-
 @pytest.fixture
-def fleet(shared_fleet: FleetProcess) -> FleetProcess:
-    """Two engines behind a router, all ready."""
-    shared_fleet.edit(replicas=2)
-    shared_fleet.until(lambda: shared_fleet.serves(2))
-    return shared_fleet
+def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FleetProcess:
+    """Two engines behind a router, all ready. It ends with this folder's tests: it would compute beside all others."""
+    folder = next(node for node in request.node.iter_parents() if node.path == Path(__file__).parent)
+    if _FLEET not in folder.stash:
+        with ExitStack() as stack:
+            folder.stash[_FLEET] = stack.enter_context(FleetProcess(tmp_path_factory.mktemp("fleet"), replicas=2))
+            stack.callback(folder.stash.__delitem__, _FLEET)
+            folder.addfinalizer(stack.pop_all().close)
+    shared = folder.stash[_FLEET]
+    shared.edit(replicas=2)
+    shared.until(lambda: shared.serves(2))
+    return shared

@@ -22,7 +22,7 @@ SERVICE = "tiny"
 PATIENCE_S = 600.0
 """For whatever a machine that does other things too may take long over."""
 LOOK_S = 0.1
-"""Between two looks at something: each may read the figures of a whole fleet, and what is looked for needs the cores."""
+"""Between two looks at something: each may fetch the figures of a whole fleet, which starts on the same cores."""
 ENGINE_ARGS = ["--num-threads", "1", "--num-kv-blocks", "2048"]
 
 
