@@ -1,13 +1,17 @@
-"""One fleet of two engines for the whole session: each test finds it serving, and leaves it able to."""
+"""One fleet of two engines for all of e2e/: each test finds it serving, and leaves it able to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from e2e.fleet_process import FleetProcess
 from tiny.dataset import Exchange, load_knowledge
+
+_FLEET = pytest.StashKey[FleetProcess]()
 
 
 @pytest.fixture(scope="session")
@@ -16,15 +20,16 @@ def exchanges() -> Sequence[Exchange]:
     return tuple(load_knowledge().exchanges())
 
 
-@pytest.fixture(scope="session")
-def session_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetProcess]:
-    with FleetProcess(tmp_path_factory.mktemp("fleet"), replicas=2) as fleet:
-        yield fleet
-
-
 @pytest.fixture
-def fleet(session_fleet: FleetProcess) -> FleetProcess:
-    """Two engines behind a router, all ready."""
-    session_fleet.edit(replicas=2)
-    session_fleet.until(lambda: session_fleet.serves(2))
-    return session_fleet
+def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FleetProcess:
+    """Two engines behind a router, all ready. It ends with this folder's tests: it would compute beside all others."""
+    folder = next(node for node in request.node.iter_parents() if node.path == Path(__file__).parent)
+    if _FLEET not in folder.stash:
+        with ExitStack() as stack:
+            folder.stash[_FLEET] = stack.enter_context(FleetProcess(tmp_path_factory.mktemp("fleet"), replicas=2))
+            stack.callback(folder.stash.__delitem__, _FLEET)
+            folder.addfinalizer(stack.pop_all().close)
+    shared = folder.stash[_FLEET]
+    shared.edit(replicas=2)
+    shared.until(lambda: shared.serves(2))
+    return shared

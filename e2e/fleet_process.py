@@ -21,6 +21,8 @@ from tests.fakes.fleet_processes import child_pids, recorded_pids
 SERVICE = "tiny"
 PATIENCE_S = 600.0
 """For whatever a machine that does other things too may take long over."""
+LOOK_S = 0.1
+"""Between two looks at something: each may fetch the figures of a whole fleet, which starts on the same cores."""
 ENGINE_ARGS = ["--num-threads", "1", "--num-kv-blocks", "2048"]
 
 
@@ -102,7 +104,7 @@ class FleetProcess:
         while not condition():
             assert self.process.poll() is None, f"the fleet ended:\n{self.output}"
             assert time.monotonic() - started < timeout_s, f"did not happen:\n{self.output}"
-            time.sleep(0.02)
+            time.sleep(LOOK_S)
         return time.monotonic() - started
 
     def serves(self, engines: int) -> bool:

@@ -89,7 +89,13 @@ def run(test: Any) -> None:
     asyncio.run(asyncio.wait_for(test, 800))
 
 
-async def expected_of(model: str) -> list[list[int]]:
+@pytest.fixture(scope="module")
+def of_one_rank() -> dict[str, list[list[int]]]:
+    """Tokens of each model, once they are known."""
+    return {}
+
+
+async def tokens_of_one_rank(model: str) -> list[list[int]]:
     alone = await start(1, CORE_COMMAND, model=model)
     found = await all_tokens(alone)
     await alone.close()
@@ -121,15 +127,20 @@ async def expected_of(model: str) -> list[list[int]]:
     ids=str,
 )
 def test_tokens_of_copies_are_those_of_one_rank(
-    machines: Make, family: str, settings: dict[str, Any], make_checkpoint: Callable[..., Path]
+    machines: Make,
+    family: str,
+    settings: dict[str, Any],
+    make_checkpoint: Callable[..., Path],
+    of_one_rank: dict[str, list[list[int]]],
 ) -> None:
     async def test() -> None:
         model = str(make_checkpoint(family))
-        expected = await expected_of(model)
+        if model not in of_one_rank:
+            of_one_rank[model] = await tokens_of_one_rank(model)
         two = machines(model=model, **settings)
         follower = two.follow()
         client = await two.lead()
-        assert await all_tokens(client) == expected
+        assert await all_tokens(client) == of_one_rank[model]
         if client.rank_stats[1:]:
             assert all(stats is not None and stats.steps for stats in client.rank_stats), "each copy computed some"
         await client.close()

@@ -66,6 +66,27 @@ def reference_tokens(folder: Path, prompts: list[list[int]], count: int) -> list
     return found
 
 
+@torch.inference_mode()
+def reference_choices(folder: Path, prompts: list[list[int]], answers: list[list[int]]) -> list[list[int]]:
+    """What transformers takes greedily at each place of the answers, after what stands before it there.
+
+    Answers that equal this are its greedy ones, found in a pass over each instead of one for each of its tokens.
+    """
+    model = reference_model(folder)
+    found = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        ids = torch.tensor([prompt + answer])
+        logits = model(ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0, len(prompt) - 1 : -1]
+        logits[:, _end_tokens(model)] = -torch.inf
+        found.append(logits.argmax(-1).tolist())
+    return found
+
+
+def _end_tokens(model: Any) -> list[int]:
+    ends = model.generation_config.eos_token_id
+    return ends if isinstance(ends, list) else [] if ends is None else [ends]
+
+
 def engine_tokens(folder: Path, prompts: list[list[int]], count: int, mode: Mode) -> tuple[list[list[int]], int]:
     """The engine's greedy tokens, and how many prompt tokens came from the cache."""
     # transformers' min_new_tokens keeps the end-of-text token out; so does this.
