@@ -105,7 +105,7 @@ class GpuLinear(PlainLinear):
         return gated_activation(super().linear(x_TI, bias_O), activation)
 
 
-class PackedLinear:
+class OneDnnLinear:
     """The matrix in oneDNN's blocked layout; the plain form is not kept."""
 
     __slots__ = ("_apply", "_combine", "_packed")
@@ -213,5 +213,5 @@ def linear_kernel(weight_OI: Tensor, native: Library | None = None) -> LinearKer
     if native is not None and is_fastest(native, weight_OI.dtype):
         return CompiledLinear(DenseProduct(native, weight_OI))
     if can_pack(weight_OI.dtype, weight_OI.device):
-        return PackedLinear(weight_OI)
+        return OneDnnLinear(weight_OI)
     return GpuLinear(weight_OI) if weight_OI.device.type == "cuda" else PlainLinear(weight_OI)

@@ -13,7 +13,7 @@ from pagefleet_engine.layers.linear_kernel import (
     Activation,
     CompiledLinear,
     LinearKernel,
-    PackedLinear,
+    OneDnnLinear,
     PlainLinear,
     activate,
     can_pack,
@@ -40,12 +40,12 @@ def compiled(weight: torch.Tensor) -> CompiledLinear:
 
 
 @pytest.fixture(
-    params=[(kind, dtype) for kind in (PlainLinear, PackedLinear, compiled) for dtype in TOLERANCE],
+    params=[(kind, dtype) for kind in (PlainLinear, OneDnnLinear, compiled) for dtype in TOLERANCE],
     ids=lambda param: f"{param[0].__name__}-{param[1]}",
 )
 def kernel_and_weight(request: pytest.FixtureRequest) -> tuple[LinearKernel, torch.Tensor]:
     kind, dtype = request.param
-    if kind is PackedLinear and not can_pack(dtype, CPU):
+    if kind is OneDnnLinear and not can_pack(dtype, CPU):
         pytest.skip("this processor does not multiply packed matrices of the type")
     weight = numbers(48, 80, dtype=dtype) / 9
     return kind(weight.clone()), weight
@@ -76,7 +76,7 @@ def test_a_packed_matrix_is_a_copy() -> None:
     if not can_pack(torch.float32, CPU):
         pytest.skip("this torch has no packed matrices")
     weight, x = numbers(48, 80), numbers(3, 80, seed=1)
-    kernel = PackedLinear(weight)
+    kernel = OneDnnLinear(weight)
     before = kernel.linear(x, None)
     weight.zero_()
     assert torch.equal(kernel.linear(x, None), before)

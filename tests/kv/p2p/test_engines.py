@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,27 +35,9 @@ from tests.fakes.small_model import WINDOWS, write_small_model
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_small_model(tmp_path_factory.mktemp("small") / "model")
-
-
-@pytest.fixture(scope="module")
 def expected(model: Path) -> dict[int, list[int]]:
     """What an engine answers that computes all itself."""
     return answers_alone(model, range(1, 9))
-
-
-@pytest.fixture
-def key_file(tmp_path: Path) -> Path:
-    file = tmp_path / "fleet-key"
-    file.write_bytes(b"k" * 32)
-    return file
-
-
-@pytest.fixture
-def fleet(model: Path, key_file: Path) -> Iterator[Fleet]:
-    with running_fleet(model, key_file) as fleet:
-        yield fleet
 
 
 def pair(fleet: Fleet, send_type: SendType = "put_async", **kv: Any) -> tuple[FleetEngine, FleetEngine]:

@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pagefleet_protocol.kv_handoff import KvTransfer
 
 from tests.fakes.kv_engine_process import EngineProcess
-from tests.fakes.kv_engines import FIRST_TOKEN, Fleet, FleetEngine, prompt_of, running_fleet
-from tests.fakes.small_model import write_small_model
+from tests.fakes.kv_engines import FIRST_TOKEN, Fleet, FleetEngine, prompt_of
 
 pytestmark = pytest.mark.fleet
 TRANSFER = "1" * 32
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_small_model(tmp_path_factory.mktemp("small") / "model")
-
-
-@pytest.fixture(scope="module")
-def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("key") / "fleet-key"
-    file.write_bytes(b"k" * 32)
-    return file
-
-
-@pytest.fixture
-def fleet(model: Path, key_file: Path) -> Iterator[Fleet]:
-    with running_fleet(model, key_file) as fleet:
-        yield fleet
 
 
 def by_itself(fleet: Fleet) -> list[int]:

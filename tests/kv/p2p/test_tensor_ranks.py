@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,27 +26,9 @@ TRANSFER = "1" * 32
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_small_model(tmp_path_factory.mktemp("small") / "model")
-
-
-@pytest.fixture(scope="module")
 def expected(model: Path) -> dict[int, list[int]]:
     """What one engine of one rank answers."""
     return answers_alone(model, range(1, 4))
-
-
-@pytest.fixture(scope="module")
-def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("key") / "fleet-key"
-    file.write_bytes(b"k" * 32)
-    return file
-
-
-@pytest.fixture
-def fleet(model: Path, key_file: Path) -> Iterator[Fleet]:
-    with running_fleet(model, key_file) as fleet:
-        yield fleet
 
 
 def pair(fleet: Fleet, prefill_ranks: int, decode_ranks: int) -> tuple[FleetEngine, FleetEngine]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import pytest
 from pagefleet_protocol.sampling_params import SamplingParams
 
 from tests.fakes.kv_engines import (
@@ -18,21 +15,11 @@ from tests.fakes.kv_engines import (
     answers_alone,
     legs,
     prompt_of,
-    running_fleet,
 )
-from tests.fakes.small_model import write_small_model
 
 LONG_ANSWER = SamplingParams(temperature=0.0, max_tokens=90, ignore_eos=True)
 HITS = "pagefleet_engine_kv_transfer_offload_hits_total"
 BOTH: dict[str, Any] = {"kv_connector": "p2p,offload", "kv_offload_memory": 16 * 1024 * 1024}
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    key_file = tmp_path / "fleet-key"
-    key_file.write_bytes(b"k" * 32)
-    with running_fleet(write_small_model(tmp_path / "model"), key_file) as fleet:
-        yield fleet
 
 
 def hits(engine: FleetEngine) -> float:

@@ -39,7 +39,6 @@ from tests.fakes.byte_pages import PATIENCE_S, BytePages, engine_side
 from tests.fakes.device_planes import PoolOfHost
 from tests.fakes.kv_engines import FULL_BLOCKS, Fleet, answers_alone, pass_on, running_fleet
 from tests.fakes.nccl_world import FakeNccl, FakeSharedMemory, NcclWorld
-from tests.fakes.small_model import write_small_model
 
 
 class DeviceOfRank:
@@ -138,11 +137,6 @@ class TurnsHere(AtOnce):
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_small_model(tmp_path_factory.mktemp("small") / "model")
-
-
-@pytest.fixture(scope="module")
 def expected(model: Path) -> dict[int, list[int]]:
     """What an engine answers that computes all itself."""
     return answers_alone(model, range(1, 5))
@@ -156,9 +150,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Devices:
 
 
 @pytest.fixture
-def fleet(model: Path, tmp_path: Path, devices: Devices) -> Iterator[Fleet]:
-    key_file = tmp_path / "fleet-key"
-    key_file.write_bytes(b"k" * 32)
+def fleet(model: Path, key_file: Path, devices: Devices) -> Iterator[Fleet]:
     with running_fleet(model, key_file) as fleet:
         yield fleet
     assert not devices.world.ranks

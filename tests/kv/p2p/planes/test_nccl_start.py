@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,8 @@ from pagefleet_engine.errors import ConfigError, ModelLoadError
 from pagefleet_engine.executor import asked_planes
 from pagefleet_engine.executor.local_node import LocalNode
 
-from tests.fakes.kv_engines import Fleet, running_fleet
+from tests.fakes.kv_engines import Fleet
 from tests.fakes.nccl_rank import play_devices_meanwhile
-from tests.fakes.small_model import write_small_model
 
 pytestmark = pytest.mark.fleet
 
@@ -34,14 +32,6 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> list[LocalNode]:
 
     monkeypatch.setattr(LocalNode, "__init__", note)
     return made
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    key_file = tmp_path / "fleet-key"
-    key_file.write_bytes(b"k" * 32)
-    with running_fleet(write_small_model(tmp_path / "model"), key_file) as fleet:
-        yield fleet
 
 
 @pytest.mark.parametrize(
