@@ -113,8 +113,8 @@ def main() -> None:
                 wrong = quantize_there(python, MODEL, theirs, algorithm, text.calibration, peer)
                 seconds = time.perf_counter() - started
                 figures[name]["llm-compressor"] = {"failed": wrong} if wrong else tried(peer, seconds)
-    if arguments.json:
-        write_report(arguments.json, "perplexity", figures)
+            if arguments.json:  # what there is of it: a recipe of the other may take half an hour
+                write_report(arguments.json, "perplexity", figures)
 
 
 if __name__ == "__main__":

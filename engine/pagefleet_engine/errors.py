@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from pagefleet_protocol.kv_handoff import KvFault
 from pagefleet_protocol.openai_json import InvalidRequest
-from pagefleet_protocol.settings.log import escape_control
+from pagefleet_protocol.printable import escape_control
 
 __all__ = [
     "AddressTaken",

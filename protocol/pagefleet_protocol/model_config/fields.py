@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pagefleet_protocol.settings.log import escape_control
+from pagefleet_protocol.printable import escape_control
 
 _MOST_BYTES = 256 << 20
 _LEAST, _MOST = 1e-30, 1e30

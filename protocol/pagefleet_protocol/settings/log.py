@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping
 from typing import TextIO
 
+from pagefleet_protocol.printable import escape_control
+
 LOG_LEVEL = "PAGEFLEET_LOG_LEVEL"
 """Variable of the level, for every program."""
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
@@ -26,13 +28,6 @@ class LineFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 the standard library's name
         """Format the line; a traceback, which is ours, follows it on lines of its own."""
         return self._before + escape_control(super().formatMessage(record))
-
-
-def escape_control(text: str) -> str:
-    r"""Return `text` with control characters, line and paragraph separators written as `\x1b` or `\u2028`."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def can_erase(stream: TextIO, environment: Mapping[str, str]) -> bool:

@@ -1,7 +1,8 @@
 import logging
 
 import pytest
-from pagefleet_protocol.settings.log import LineFormatter, escape_control, log_level, set_up_logging
+from pagefleet_protocol.printable import escape_control
+from pagefleet_protocol.settings.log import LineFormatter, log_level, set_up_logging
 
 
 def test_what_a_client_sent_cannot_forge_a_line() -> None:
