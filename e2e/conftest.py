@@ -29,7 +29,7 @@ def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             folder.stash[_FLEET] = stack.enter_context(FleetProcess(tmp_path_factory.mktemp("fleet"), replicas=2))
             stack.callback(folder.stash.__delitem__, _FLEET)
             folder.addfinalizer(stack.pop_all().close)
-    shared = folder.stash[_FLEET]
+    shared: FleetProcess = folder.stash[_FLEET]
     shared.edit(replicas=2)
     shared.until(lambda: shared.serves(2))
     return shared
