@@ -115,7 +115,9 @@ class RunnerFactory:
         if device.type == "cuda":
             keep_kernels(default_cache_dir(config.execution.cache_dir) / "kernels")
         self._graph_mode = resolve_graph_mode(config.execution.cuda_graphs, device.type)
-        self._records = config.execution.cuda_graphs == "auto" and communicators.is_alone
+        # What torch.compile has fused is no operation that could be noted.
+        may_record = config.execution.cuda_graphs == "auto" and not config.execution.compile
+        self._records = may_record and communicators.is_alone
         self._processors = make_processors(config.execution.processor_names, model.arch.vocab_size, device)
         scheduler, setting = config.scheduler, config.execution.cuda_graph_sizes
         self._graph_sizes = resolve_sizes(setting, scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
