@@ -29,8 +29,14 @@ const int FEW_ROWS = 4;
 const int FEW_ROWS = 16;
 #endif
 
-// Keys of a head that are looked at before the next head's.
+// So many rows of a head are multiplied at a time; of fewer memory is what they wait for.
+const int ROWS_AT_ONCE = 4;
+
+// Keys of a head that are looked at before the next head's, unless its rows are fewer than those.
 const int STRETCH = 16;
+
+// So much is asked for ahead of fewer rows: of as much again some leaves the nearest cache before its turn.
+const int BYTES_AHEAD = 4096;
 
 // Pieces of work for each thread, if heads are looked at together: with fewer, one waits for another.
 const int WORK_PER_THREAD = 4;
@@ -61,16 +67,21 @@ INLINE void add_scores(const uint32_t *queries, int depth, const T *const *keys,
 // scores [ROWS, LANES] of some queries, as units, with LANES keys, which lie at `offset` from `keys`.
 template <class Units, class T, int ROWS>
 INLINE void few_scores(
-    const uint32_t *queries, int depth, const T *const *keys, int64_t offset, int length, float *scores) {
+    const uint32_t *queries, int depth, const T *const *keys, int64_t offset, int length, int ahead, float *scores) {
     const int AT_ONCE = in_registers(ROWS, LANES), step = LANES * Units::size;
     vf sums[ROWS][LANES];
 #pragma GCC unroll 4
     for (int k = 0; k < LANES; k += AT_ONCE) {
         vf some[ROWS][AT_ONCE] = {};
-        for (int i = 0; i < AT_ONCE; i++) ask_for_row(keys[AHEAD + k + i] + offset, length);
+        // Keys lie beside each other but for a block's end. Of few rows they are asked for a little at a time, as memory answers.
+        const bool LITTLE = ROWS < ROWS_AT_ONCE;
+        const T *next = keys[ahead + k] + offset;
+        for (int i = 0; i < AT_ONCE && !LITTLE; i++) ask_for_row(keys[ahead + k + i] + offset, length);
         int at = 0;
-        for (; at + step <= length; at += step)
+        for (; at + step <= length; at += step, next += AT_ONCE * step) {
+            if (LITTLE) ask_for_row(next, AT_ONCE * step);
             add_scores<Units, true>(queries + at / Units::size, depth, keys + k, offset + at, step, some);
+        }
         if (at < length)
             add_scores<Units, false>(queries + at / Units::size, depth, keys + k, offset + at, length - at, some);
         for (int r = 0; r < ROWS; r++)
@@ -82,12 +93,12 @@ INLINE void few_scores(
 // sums [ROWS, width] += weights [ROWS, keys] values, of VECTORS vectors, of which all is there if they are `WHOLE`.
 template <bool WHOLE, int ROWS, int VECTORS, class T>
 INLINE void few_sums(
-    const float *weights, const T *const *values, int64_t offset, int count, int left, float *sums, int width) {
+    const float *weights, const T *const *values, int64_t offset, int count, int left, int ahead, float *sums, int width) {
     vf some[ROWS][VECTORS];
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < VECTORS; v++) some[r][v] = load(sums + r * width + v * LANES);
     for (int t = 0; t < count; t++) {
-        ask_for_row(values[AHEAD + t] + offset, VECTORS * LANES);
+        ask_for_row(values[ahead + t] + offset, VECTORS * LANES);
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; v++) {
             vf value = load_some(values[t] + offset + v * LANES, WHOLE ? LANES : left);
@@ -231,11 +242,19 @@ template <class T> struct Tile {
     }
 
     void run_few(const T *const *keys, const T *const *values, int first, int count, int columns) {
-        for (int t = 0; t < columns; t += STRETCH)
+        for (int t = 0; t < columns; t += stretch())
             in_few_rows([&](auto few, int r) { score<few.value>(keys, r, t, columns); });
         in_rows([&](int h, int r, int all) { weigh<Singles>(h, r, all, first, count, columns); });
-        for (int t = 0; t < columns; t += STRETCH)
+        for (int t = 0; t < columns; t += stretch())
             in_few_rows([&](auto few, int r) { add_stretch<few.value>(values, r, t, columns); });
+    }
+
+    int stretch() { return rows < ROWS_AT_ONCE ? KEYS : STRETCH; }
+
+    int rows_ahead() {
+        if (rows >= ROWS_AT_ONCE) return AHEAD;
+        int fit = BYTES_AHEAD / (layer->head_dim * (int)sizeof(T));
+        return fit < LANES ? LANES : fit < AHEAD ? fit : AHEAD;
     }
 
     // Runs with as many rows of a head at a time as go into registers.
@@ -246,9 +265,9 @@ template <class T> struct Tile {
                 case 1: run(Fixed<1>(), r); break;
                 case 2: run(Fixed<2>(), r); break;
                 case 3: run(Fixed<3>(), r); break;
-                default: run(Fixed<4>(), r);
+                default: run(Fixed<ROWS_AT_ONCE>(), r);
             }
-            r += left < 4 ? left : 4;
+            r += left < ROWS_AT_ONCE ? left : ROWS_AT_ONCE;
         }
     }
 
@@ -256,20 +275,20 @@ template <class T> struct Tile {
         const uint32_t *queries = memory + room.queries + r * room.depth;
         float *scores = floats(room.scores) + r * KEYS;
         int64_t offset = r / rows * layer->head_stride;
-        for (int end = t + STRETCH < columns ? t + STRETCH : columns; t < end; t += LANES)
-            few_scores<Units, T, ROWS>(queries, room.depth, keys + t, offset, layer->head_dim, scores + t);
+        for (int end = t + stretch() < columns ? t + stretch() : columns; t < end; t += LANES)
+            few_scores<Units, T, ROWS>(queries, room.depth, keys + t, offset, layer->head_dim, rows_ahead(), scores + t);
     }
 
     template <int ROWS> void add_stretch(const T *const *values, int r, int t, int columns) {
         const int length = layer->head_dim, width = room.width, VECTORS = in_registers(ROWS, 64 / LANES);
         const float *weights = floats(room.scores) + r * KEYS + t;
         float *sums = floats(room.sums) + r * width;
-        int count = columns - t < STRETCH ? columns - t : STRETCH, at = 0;
+        int count = columns - t < stretch() ? columns - t : stretch(), ahead = rows_ahead(), at = 0;
         int64_t offset = r / rows * layer->head_stride;
         for (; at + VECTORS * LANES <= length; at += VECTORS * LANES)
-            few_sums<true, ROWS, VECTORS>(weights, values + t, offset + at, count, LANES, sums + at, width);
+            few_sums<true, ROWS, VECTORS>(weights, values + t, offset + at, count, LANES, ahead, sums + at, width);
         for (; at < length; at += LANES)
-            few_sums<false, ROWS, 1>(weights, values + t, offset + at, count, length - at, sums + at, width);
+            few_sums<false, ROWS, 1>(weights, values + t, offset + at, count, length - at, ahead, sums + at, width);
     }
 
     // Scores of a row, of `count` keys and the last again, become weights; its sums so far are scaled to the new maximum.
