@@ -1,6 +1,7 @@
 // Attention that walks block tables: a tile of queries, and all heads that share a key head, against KEYS keys at a
 // time, with a running softmax (Milakov and Gimelshein, arXiv 1805.02867; Dao et al., arXiv 2205.14135). Long contexts of
 // few queries are cut over threads and put together again (Dao et al., "Flash-Decoding").
+#include "eights.h"
 #include "kernels.h"
 #include "products.h"
 #include <omp.h>
@@ -174,12 +175,24 @@ template <class T> struct Tile {
         }
     }
 
-    void begin(const T *q, int64_t q_token, int64_t q_head) {
-        in_rows([&](int h, int r, int all) {
-            const T *row = q + token(r) * q_token + query_head(h, r) * q_head;
-            lay_out_row<Units>(row, layer->head_dim, memory + room.queries + all * room.depth);
-            floats(room.top)[all] = lowest();
-            floats(room.total)[all] = 0.0f;
+    // Runs with null of the type that queries have: that of pages, unless those hold codes.
+    template <class Run> void in_type_of_queries(const Run &run) {
+        if constexpr (sizeof(T) > 1)
+            run((const T *)nullptr);
+        else if (layer->is_bf16)
+            run((const bf16 *)nullptr);
+        else
+            run((const float *)nullptr);
+    }
+
+    void begin(const void *q, int64_t q_token, int64_t q_head) {
+        in_type_of_queries([&](auto type) {
+            in_rows([&](int h, int r, int all) {
+                const auto *row = (decltype(type))q + token(r) * q_token + query_head(h, r) * q_head;
+                lay_out_row<Units>(row, layer->head_dim, memory + room.queries + all * room.depth);
+                floats(room.top)[all] = lowest();
+                floats(room.total)[all] = 0.0f;
+            });
         });
         memset(floats(room.sums), 0, sizeof(float) * heads * rows * room.width);
     }
@@ -297,7 +310,8 @@ template <class T> struct Tile {
         int position = first_position + r / layer->group, of_head = query_head(h, r);
         int low = first_seen(layer->window, layer->chunk, position) - first, high = position + 1 - first;
         if (high > count) high = count;
-        float scale = layer->scale * LOG2_E, cap = layer->softcap;
+        float of_logits = layer->scale * layer->k_scale * unit_of<T>();
+        float scale = of_logits * LOG2_E, cap = layer->softcap;
         float slope = layer->slopes ? layer->slopes[of_head] * LOG2_E : 0.0f;
         bool is_masked = low > 0 || high < columns;
         vi lane;
@@ -306,7 +320,7 @@ template <class T> struct Tile {
         for (int t = 0; t < columns; t += LANES) {
             vf x = load(scores + t);
             if (cap != 0.0f) {  // tanh(y) = 1 - 2 / (e^2y + 1), of |y|, so that nothing overflows
-                vf y = x * (layer->scale / cap);
+                vf y = x * (of_logits / cap);
                 vf size = (vf)((vi)y & 0x7fffffff);
                 vf decay = exp2_of(size * (-2.0f * LOG2_E));
                 vf tanh = (1.0f - decay) / (1.0f + decay);
@@ -359,7 +373,11 @@ template <class T> struct Tile {
     }
 
     // The share of a head's sink, and the sums over the total.
-    void finish(T *out) {
+    void finish(void *out) {
+        in_type_of_queries([&](auto type) { finish_as(decltype(type)(out)); });
+    }
+
+    template <class Q> void finish_as(const Q *out) {
         int num_heads = layer->kv_heads * layer->group, width = layer->head_dim;
         in_rows([&](int h, int r, int all) {
             int of_head = query_head(h, r);
@@ -371,7 +389,8 @@ template <class T> struct Tile {
             } else {
                 factor = total == 0.0f ? 0.0f : 1.0f / total;
             }
-            T *to = out + ((int64_t)token(r) * num_heads + of_head) * width;
+            factor *= layer->v_scale * unit_of<T>();
+            Q *to = (Q *)out + ((int64_t)token(r) * num_heads + of_head) * width;
             const float *sums = floats(room.sums) + all * room.width;
             for (int at = 0; at < width; at += LANES) store_some(to + at, load(sums + at) * factor, width - at);
         });
@@ -440,7 +459,7 @@ template <class T> struct Work {
 };
 
 template <class T>
-void attend_tasks(Work<T> work, const T *q, int64_t q_token, int64_t q_head, T *out, uint32_t *memory, int32_t *next) {
+void attend_tasks(Work<T> work, const void *q, int64_t q_token, int64_t q_head, void *out, uint32_t *memory, int32_t *next) {
     auto find_more = [&](const T **rows) {
         for (int index = __atomic_load_n(next, __ATOMIC_RELAXED); index < work.count(); index++) {
             Tile<T> tile = work.tile(index, memory);
@@ -467,7 +486,7 @@ void attend_tasks(Work<T> work, const T *q, int64_t q_token, int64_t q_head, T *
 }
 
 template <class T>
-void attend(const Layer *layer, const Step *step, const Plan *plan, const T *q, int64_t q_token, int64_t q_head, T *out,
+void attend(const Layer *layer, const Step *step, const Plan *plan, const void *q, int64_t q_token, int64_t q_head, void *out,
             uint32_t *memory, int64_t per_thread, bool by_tiles = false) {
     int threads = plan->threads;
     int32_t next = 0;
@@ -477,12 +496,15 @@ void attend(const Layer *layer, const Step *step, const Plan *plan, const T *q, 
     attend_tasks(work, q, q_token, q_head, out, memory + per_thread * omp_get_thread_num(), &next);
 }
 
+// Whether pages are multiplied as bfloat16.
+bool has_bf16_pages(const Layer *layer) { return layer->is_bf16 && layer->pages == PAGES_PLAIN; }
+
 }  // namespace
 
 extern "C" {
 
 int32_t NAMED(room, ISA)(const Layer *layer) {
-    Room room(layer, layer->is_bf16 ? UnitsOf<bf16>::type::size : 1);
+    Room room(layer, has_bf16_pages(layer) ? UnitsOf<bf16>::type::size : 1);
     return rounded_up(room.rest, 16);
 }
 
@@ -492,18 +514,22 @@ int32_t NAMED(part, ISA)(const Layer *layer) {
 
 void NAMED(attend, ISA)(const Layer *layer, const Step *step, const Plan *plan, const void *q, int64_t q_token,
                         int64_t q_head, void *out, uint32_t *memory, int64_t per_thread) {
-    if (layer->is_bf16)
-        attend(layer, step, plan, (const bf16 *)q, q_token, q_head, (bf16 *)out, memory, per_thread);
+    if (layer->pages == PAGES_E4M3)
+        attend<e4m3>(layer, step, plan, q, q_token, q_head, out, memory, per_thread);
+    else if (layer->pages == PAGES_E5M2)
+        attend<e5m2>(layer, step, plan, q, q_token, q_head, out, memory, per_thread);
+    else if (layer->is_bf16)
+        attend<bf16>(layer, step, plan, q, q_token, q_head, out, memory, per_thread);
     else
-        attend(layer, step, plan, (const float *)q, q_token, q_head, (float *)out, memory, per_thread);
+        attend<float>(layer, step, plan, q, q_token, q_head, out, memory, per_thread);
 }
 
 #if defined(TILED)
 void NAMED(attend, TILED)(const Layer *layer, const Step *step, const Plan *plan, const void *q, int64_t q_token,
                           int64_t q_head, void *out, uint32_t *memory, int64_t per_thread) {
-    if (!layer->is_bf16)
+    if (!has_bf16_pages(layer))
         return NAMED(attend, ISA)(layer, step, plan, q, q_token, q_head, out, memory, per_thread);
-    attend(layer, step, plan, (const bf16 *)q, q_token, q_head, (bf16 *)out, memory, per_thread, true);
+    attend<bf16>(layer, step, plan, q, q_token, q_head, out, memory, per_thread, true);
 }
 #endif
 }

@@ -305,21 +305,24 @@ INLINE vf sum_floats(const Sums &sums, int vector) {
 }
 #endif
 
-// Of 16 bits to 32, as IEEE 754 has them both; no infinities.
-INLINE vf load_halves(const uint16_t *p) {
+// Of 16 bits to 32, as IEEE 754 has them both.
+INLINE vf of_halves(vh h) {
 #if defined(__AVX512F__)
-    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+    return (vf)_mm512_cvtph_ps((__m256i)h);
 #elif defined(__F16C__)
-    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+    return (vf)_mm256_cvtph_ps((__m128i)h);
 #elif defined(__aarch64__)
-    return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+    return (vf)vcvt_f32_f16(vreinterpret_f16_u16((uint16x4_t)h));
 #else
+    vu bits = wide(h), has_no_size = (vu)((bits & 0x7c00u) == 0x7c00u) & 0x7f800000u;
+    vf size = (vf)((bits & 0x7fffu) << 13) * 0x1p112f;
+    return (vf)((vu)size | has_no_size | (bits & 0x8000u) << 16);
+#endif
+}
+INLINE vf load_halves(const uint16_t *p) {
     vh h;
     memcpy(&h, p, sizeof h);
-    vu bits = wide(h);
-    vf size = (vf)((bits & 0x7fffu) << 13) * 0x1p112f;
-    return (vf)((vu)size | (bits & 0x8000u) << 16);
-#endif
+    return of_halves(h);
 }
 
 typedef uint8_t vb __attribute__((vector_size(LANES)));

@@ -14,8 +14,8 @@ void run_calls(const InstructionSet *set, const Call *calls, int32_t count) {
                 plan_attention((Step *)at[0], counts[0], counts[1], counts[2], counts[3], counts[4], (Plan *)at[1]);
                 break;
             case CALL_WRITE_PAGES:
-                write_pages((Layer *)at[0], (char *)at[1], (char *)at[2], strides[0], strides[1], strides[2], strides[3],
-                            (int64_t *)at[3], counts[0], counts[1]);
+                set->write_pages((Layer *)at[0], at[1], at[2], strides[0], strides[1], strides[2], strides[3],
+                                 (int64_t *)at[3], counts[0], counts[1]);
                 break;
             case CALL_ATTEND:
                 set->attend((Layer *)at[0], (Step *)at[1], (Plan *)at[2], at[3], strides[0], strides[1], at[4],

@@ -28,6 +28,8 @@
     void sample_##isa(const Sampling *, int32_t *, char *);                                                            \
     void norm_##isa(const Rows *, const void *, void *, const float *, float);                                         \
     void rotate_##isa(const Rows *, void *, const Rotation *);                                                         \
+    void write_pages_##isa(const Layer *, const void *, const void *, int64_t, int64_t, int64_t, int64_t,              \
+                           const int64_t *, int32_t, int32_t);                                                         \
     void decode_blocks_##isa(int32_t, const uint8_t *, int64_t, void *, int32_t);                                      \
     int32_t lay_out_blocks_##isa(const Blocks *, uint8_t *, float *, int32_t);
 
@@ -71,6 +73,7 @@ namespace {
      sample_##isa,                                                                                                 \
      norm_##isa,                                                                                                   \
      rotate_##isa,                                                                                                 \
+     write_pages_##isa,                                                                                            \
      decode_blocks_##isa,                                                                                          \
      lay_out_blocks_##isa},
 #define ENTRY(isa) ENTRY_OF(isa, isa, isa)
@@ -130,7 +133,7 @@ const int64_t WORTH_A_THREAD = 1 << 13;
 
 extern "C" {
 
-int32_t abi_version() { return 11; }
+int32_t abi_version() { return 12; }
 
 // The best set first; null where there are no more.
 const InstructionSet *instruction_set(int32_t nth) {
@@ -186,23 +189,6 @@ PlanSize plan_attention(const Step *step, int32_t group, int32_t kv_heads, int32
     }
     if (plan) plan->num_tasks = size.tasks, plan->threads = size.threads;
     return size;
-}
-
-// Keys and values [T, K, H] into their slots, block * block_size + offset; a negative slot is nowhere.
-void write_pages(const Layer *layer, const char *k, const char *v, int64_t k_token, int64_t k_head, int64_t v_token,
-                 int64_t v_head, const int64_t *slots, int32_t num_tokens, int32_t threads) {
-    int size = layer->is_bf16 ? 2 : 4, bytes = layer->head_dim * size;
-    char *keys = (char *)layer->keys, *values = (char *)layer->values;
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int t = 0; t < num_tokens; t++) {
-        if (slots[t] < 0) continue;
-        int64_t block = slots[t] / layer->block_size, offset = slots[t] % layer->block_size;
-        for (int h = 0; h < layer->kv_heads; h++) {
-            int64_t at = (block * layer->block_stride + h * layer->head_stride + offset * layer->head_dim) * size;
-            __builtin_memcpy(keys + at, k + (t * k_token + h * k_head) * size, bytes);
-            __builtin_memcpy(values + at, v + (t * v_token + h * v_head) * size, bytes);
-        }
-    }
 }
 
 // The CPU that OpenMP gave the calling thread, if it binds threads and gives each a CPU of its own; else -1.

@@ -11,15 +11,20 @@
 
 extern "C" {
 
+// What pages hold: numbers of the queries' type, or codes of 8 bits of numbers over a scale.
+enum { PAGES_PLAIN, PAGES_E4M3, PAGES_E5M2 };
+
 // How a layer attends, and where its pages are: keys and values [num_blocks, K, block_size, H], equal strides, the last
 // two axes contiguous.
 struct Layer {
     const void *keys, *values;
     int64_t block_stride, head_stride;
     int32_t kv_heads, group, head_dim, block_size;
-    int32_t is_bf16;        // else float32, pages and queries alike
+    int32_t is_bf16;        // else float32: queries, and keys and values as they are written
     int32_t window, chunk;  // 0: none
-    float scale, softcap;   // 0: none
+    int32_t pages;
+    float k_scale, v_scale;  // of codes; else 1
+    float scale, softcap;    // 0: none
     const float *sinks, *slopes;  // [N] or null
 };
 
@@ -181,6 +186,10 @@ struct InstructionSet {
     void (*sample)(const Sampling *, int32_t *, char *);
     void (*norm)(const Rows *, const void *, void *, const float *, float);
     void (*rotate)(const Rows *, void *, const Rotation *);
+    // Keys and values [T, K, H], their strides of a token and a head in turn, into their slots, block * block_size + offset;
+    // a negative slot is nowhere.
+    void (*write_pages)(const Layer *, const void *, const void *, int64_t, int64_t, int64_t, int64_t, const int64_t *, int32_t,
+                        int32_t);
     void (*decode_blocks)(int32_t, const uint8_t *, int64_t, void *, int32_t);
     int32_t (*lay_out_blocks)(const Blocks *, uint8_t *, float *, int32_t);
 };
@@ -189,8 +198,6 @@ struct InstructionSet {
 const InstructionSet *instruction_set(int32_t nth);
 PlanSize plan_attention(const Step *step, int32_t group, int32_t kv_heads, int32_t window, int32_t chunk,
                         int32_t threads, Plan *plan);
-void write_pages(const Layer *layer, const char *k, const char *v, int64_t k_token, int64_t k_head, int64_t v_token,
-                 int64_t v_head, const int64_t *slots, int32_t num_tokens, int32_t threads);
 
 // How a row chooses `top_k` of its experts. Groups of neighbours are ranked by the sum of their `best_of_group` best.
 enum { SCORING_SOFTMAX, SCORING_SIGMOID };

@@ -1,6 +1,6 @@
-// What stands around attention in a layer: RMSNorm, and the rotation of heads.
+// What stands around attention in a layer: RMSNorm, the rotation of heads, and keys and values on their way into pages.
+#include "eights.h"
 #include "kernels.h"
-#include "simd.h"
 
 #define NAMED_(name, isa) name##_##isa
 #define NAMED(name, isa) NAMED_(name, isa)
@@ -82,6 +82,43 @@ template <class T> void rotate(const Rows *rows, T *qk, const Rotation *how) {
     }
 }
 
+// Runs with each head of each token that has a slot: the token's number, the head's, and where its numbers begin in pages.
+template <class Run>
+void in_slots(const Layer *layer, const int64_t *slots, int32_t num_tokens, int32_t threads, const Run &run) {
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int t = 0; t < num_tokens; t++) {
+        if (slots[t] < 0) continue;
+        int64_t block = slots[t] / layer->block_size, offset = slots[t] % layer->block_size;
+        for (int h = 0; h < layer->kv_heads; h++)
+            run(t, h, block * layer->block_stride + h * layer->head_stride + offset * layer->head_dim);
+    }
+}
+
+template <class T> INLINE void write_codes(const T *from, void *to, int width, float scale, int pages) {
+    for (int at = 0; at < width; at += LANES) {
+        vf x = load_some(from + at, width - at) / scale;
+        if (pages == PAGES_E4M3)
+            store_codes((e4m3 *)to + at, x, width - at);
+        else
+            store_codes((e5m2 *)to + at, x, width - at);
+    }
+}
+
+template <class T>
+void write(const Layer *layer, const T *k, const T *v, int64_t k_token, int64_t k_head, int64_t v_token, int64_t v_head,
+           const int64_t *slots, int32_t num_tokens, int32_t threads) {
+    in_slots(layer, slots, num_tokens, threads, [&](int t, int h, int64_t at) {
+        const T *key = k + t * k_token + h * k_head, *value = v + t * v_token + h * v_head;
+        if (layer->pages == PAGES_PLAIN) {
+            memcpy((T *)layer->keys + at, key, layer->head_dim * sizeof(T));
+            memcpy((T *)layer->values + at, value, layer->head_dim * sizeof(T));
+        } else {
+            write_codes(key, (uint8_t *)layer->keys + at, layer->head_dim, layer->k_scale, layer->pages);
+            write_codes(value, (uint8_t *)layer->values + at, layer->head_dim, layer->v_scale, layer->pages);
+        }
+    });
+}
+
 }  // namespace
 
 extern "C" {
@@ -98,5 +135,13 @@ void NAMED(rotate, ISA)(const Rows *rows, void *qk, const Rotation *how) {
         rotate(rows, (bf16 *)qk, how);
     else
         rotate(rows, (float *)qk, how);
+}
+
+void NAMED(write_pages, ISA)(const Layer *layer, const void *k, const void *v, int64_t k_token, int64_t k_head, int64_t v_token,
+                             int64_t v_head, const int64_t *slots, int32_t num_tokens, int32_t threads) {
+    if (layer->is_bf16)
+        write(layer, (const bf16 *)k, (const bf16 *)v, k_token, k_head, v_token, v_head, slots, num_tokens, threads);
+    else
+        write(layer, (const float *)k, (const float *)v, k_token, k_head, v_token, v_head, slots, num_tokens, threads);
 }
 }

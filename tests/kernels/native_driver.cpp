@@ -344,17 +344,32 @@ static void try_experts(const InstructionSet *set, bool is_bf16, int rows) {
     compare(set, "experts", out, expected, is_bf16 ? 2e-2 : 2e-5);
 }
 
-static void try_attention(const InstructionSet *set, bool is_bf16, int head_dim, int window, float softcap, bool sinks, int group) {
+static float from_eight(int code, int fraction, int bias) {
+    int exponent = (code & 127) >> fraction;
+    float size = ldexpf((code & ((1 << fraction) - 1)) + (exponent ? 1 << fraction : 0), (exponent ? exponent : 1) - bias - fraction);
+    return code & 128 ? -size : size;
+}
+
+static void try_attention(const InstructionSet *set, bool is_bf16, int held, int head_dim, int window, float softcap, bool sinks,
+                          int group) {
     const int kv_heads = 2, heads = kv_heads * group, block_size = 16, num_blocks = 70;
     Random random = {(uint32_t)head_dim};
     int64_t head_stride = block_size * head_dim, block_stride = 2 * kv_heads * head_stride;
     Floats pages(random.many(num_blocks * block_stride), is_bf16);
+    vector<uint8_t> codes(pages.plain.size());
+    if (held != PAGES_PLAIN)
+        for (size_t i = 0; i < codes.size(); i++) {  // up to 2 or so
+            codes[i] = (uint8_t)(random.below(66) | random.below(2) << 7);
+            pages.plain[i] = from_eight(codes[i], held == PAGES_E4M3 ? 3 : 2, held == PAGES_E4M3 ? 7 : 15) / 2;
+        }
+    auto pages_at = [&](int64_t i) { return held == PAGES_PLAIN ? pages.at(i) : (void *)(codes.data() + i); };
+    float of_codes = held == PAGES_PLAIN ? 1 : 0.5f;
     vector<int32_t> starts = {0, 1, 40}, lens = {700, 75}, tables;
     for (int i = 0; i < 2 * num_blocks; i++) tables.push_back(i * 29 % num_blocks);
     vector<float> sink = random.many(heads), slopes = random.many(heads, 0.01f);
     float scale = 1 / sqrtf((float)head_dim);
-    Layer layer = {pages.at(), pages.at(kv_heads * head_stride), block_stride, head_stride, kv_heads, group, head_dim, block_size,
-                   is_bf16, window, 0, scale, softcap, sinks ? sink.data() : nullptr, sinks ? slopes.data() : nullptr};
+    Layer layer = {pages_at(0), pages_at(kv_heads * head_stride), block_stride, head_stride, kv_heads, group, head_dim, block_size,
+                   is_bf16, window, 0, held, of_codes, of_codes, scale, softcap, sinks ? sink.data() : nullptr, sinks ? slopes.data() : nullptr};
     Step step = {starts.data(), lens.data(), tables.data(), num_blocks, 2};
     PlanSize size = plan_attention(&step, group, kv_heads, window, 0, 2, nullptr);
     vector<Task> tasks(size.tasks);
@@ -391,7 +406,7 @@ static void try_attention(const InstructionSet *set, bool is_bf16, int head_dim,
                         expected[((int64_t)t * heads + h) * head_dim + i] +=
                             weights[k - first] / total * pages.plain[key(k) + kv_heads * head_stride + i];
             }
-    compare(set, "attention, " + std::to_string(group) + " heads of " + std::to_string(head_dim), out, expected, is_bf16 ? 2e-2 : 5e-5);
+    compare(set, "attention, " + std::to_string(group) + " heads of " + std::to_string(head_dim) + ", pages of kind " + std::to_string(held), out, expected, is_bf16 ? 2e-2 : 5e-5);
 }
 
 static void try_layers(const InstructionSet *set, bool is_bf16) {
@@ -432,10 +447,11 @@ int main(int count, char **names) {
             try_dense(set, is_bf16);
             try_rounded_experts(set, is_bf16);
             for (int rows : {9, 90}) try_experts(set, is_bf16, rows);
-            for (int group : {1, 2, 3, 4, 8}) {
-                try_attention(set, is_bf16, 64, 0, 0, false, group);
-                try_attention(set, is_bf16, 40, 100, 5, true, group);
-            }
+            for (int held : {PAGES_PLAIN, PAGES_E4M3, PAGES_E5M2})
+                for (int group : {1, 2, 3, 4, 8}) {
+                    try_attention(set, is_bf16, held, 64, 0, 0, false, group);
+                    try_attention(set, is_bf16, held, 40, 100, 5, true, group);
+                }
             try_layers(set, is_bf16);
         }
         printf("%s ", set->name);

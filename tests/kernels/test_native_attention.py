@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pagefleet_engine.worker.native import native_library
 from pagefleet_kernels.errors import BackendUnavailableError, UnsupportedShapeError
+from pagefleet_kernels.fp8 import E5M2, FP8
 from pagefleet_kernels.kv_cache import write_kv
 from pagefleet_kernels.layout import KVLayout
 from pagefleet_kernels.native.attention import LayerPages, PagedStep, attend, plan_attention, write_pages
@@ -33,7 +35,7 @@ def library(request: pytest.FixtureRequest) -> Library:
 
 
 def run(library: Library, batch: Any, rule: ScoreRule, num_threads: int = 2) -> torch.Tensor:
-    pages = LayerPages(batch.kv_cache, batch.q_TNH.shape[1], rule)
+    pages = LayerPages(batch.kv_cache, batch.q_TNH.shape[1], rule, batch.q_TNH.dtype)
     step = PagedStep(batch.block_tables_SB, batch.query_start_loc_S1, batch.seq_lens_S)
     plan = plan_attention(library, pages, step, num_threads)
     out = attend(library, pages, step, plan, batch.q_TNH)
@@ -45,8 +47,9 @@ def run(library: Library, batch: Any, rule: ScoreRule, num_threads: int = 2) -> 
 def check(library: Library, batch: Any, rule: ScoreRule, num_threads: int = 2) -> None:
     out = run(library, batch, rule, num_threads)
     tables = batch.block_tables_SB, batch.query_start_loc_S1, batch.seq_lens_S
-    exact = batch.q_TNH.float(), batch.kv_cache.float()
-    expected = varlen_attention(*exact, *tables, rule, batch.max_query_len)
+    pages = batch.kv_cache.float() * torch.tensor([rule.k_scale, rule.v_scale]).view(2, 1, 1, 1)
+    unscaled = replace(rule, k_scale=1.0, v_scale=1.0)
+    expected = varlen_attention(batch.q_TNH.float(), pages, *tables, unscaled, batch.max_query_len)
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 1.6e-2}[out.dtype]
     torch.testing.assert_close(out.float(), expected, rtol=tolerance, atol=tolerance)
 
@@ -66,6 +69,36 @@ MIXES = [
 def test_plain(library: Library, lens: Any, dtype: torch.dtype, make_batch: Callable[..., Any]) -> None:
     batch = make_batch(lens, dtype=dtype)
     check(library, batch, ScoreRule(scale=batch.scale))
+
+
+@pytest.mark.parametrize("fp8", [FP8, E5M2], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("lens", MIXES, ids=str)
+def test_pages_of_codes(
+    library: Library, lens: Any, dtype: torch.dtype, fp8: torch.dtype, make_batch: Callable[..., Any]
+) -> None:
+    batch = make_batch(lens, dtype=dtype, fp8_scales=(0.5, 2.0), fp8=fp8)
+    check(library, batch, ScoreRule(scale=batch.scale, softcap=1.5, k_scale=0.5, v_scale=2.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("fp8", [FP8, E5M2], ids=str)
+@pytest.mark.parametrize("num_queries", [1, 40])
+def test_every_code_is_read_as_torch_does(
+    library: Library, num_queries: int, fp8: torch.dtype, dtype: torch.dtype
+) -> None:
+    """All queries see one token, so that they get its values; nothing writes infinity, which e5m2 has."""
+    codes = torch.arange(256, dtype=torch.uint8).view(fp8)
+    codes.view(torch.uint8)[codes.float().isinf()] = 0
+    pages = torch.zeros(1, 2, 1, 64, 256).to(fp8)
+    pages[0, 1, 0] = codes
+    layer = LayerPages(pages, 1, ScoreRule(scale=1.0, v_scale=0.25, chunk=1), dtype)
+    lens = torch.tensor([num_queries], dtype=torch.int32)
+    step = PagedStep(torch.zeros(1, 1, dtype=torch.int32), torch.tensor([0, num_queries], dtype=torch.int32), lens)
+    q = torch.zeros(num_queries, 1, 256, dtype=dtype)
+    out = attend(library, layer, step, plan_attention(library, layer, step, 1), q)
+    expected = (codes.float() * 0.25).to(dtype).expand(num_queries, 1, 256)
+    torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_few_long_rows_are_shared_out(library: Library, make_batch: Callable[..., Any]) -> None:
@@ -122,6 +155,7 @@ def draw_batch(draw: Callable[..., Any], make_batch: Callable[..., Any], dtype: 
     """Of any shape, and any rule."""
     group, kv_heads = draw(st.sampled_from([1, 2, 3, 7, 12, 20])), draw(st.integers(1, 4))
     lens = draw(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 200)), min_size=1, max_size=4))
+    scales = draw(st.none() | st.just((0.5, 2.0)))
     batch = make_batch(
         [(new, new + computed) for new, computed in lens],
         heads=(group * kv_heads, kv_heads),
@@ -129,7 +163,10 @@ def draw_batch(draw: Callable[..., Any], make_batch: Callable[..., Any], dtype: 
         block_size=draw(st.sampled_from([1, 8, 16, 24, 64])),
         dtype=dtype,
         seed=draw(st.integers(0, 100)),
+        fp8_scales=scales,
+        fp8=draw(st.sampled_from([FP8, E5M2])),
     )
+    k_scale, v_scale = scales or (1.0, 1.0)
     per_head = torch.linspace(-1.0, 2.0, group * kv_heads)
     return batch, ScoreRule(
         scale=batch.scale,
@@ -138,6 +175,8 @@ def draw_batch(draw: Callable[..., Any], make_batch: Callable[..., Any], dtype: 
         softcap=draw(st.none() | st.just(1.5)),
         sinks_N=per_head if draw(st.booleans()) else None,
         alibi_slopes_N=per_head.abs() if draw(st.booleans()) else None,
+        k_scale=k_scale,
+        v_scale=v_scale,
     )
 
 
@@ -188,10 +227,35 @@ def test_writes_as_the_twin(library: Library, num_tokens: int, dtype: torch.dtyp
     assert torch.equal(*pools)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("fp8", [FP8, E5M2], ids=str)
+def test_codes_are_written_as_the_twin_does(library: Library, fp8: torch.dtype, dtype: torch.dtype) -> None:
+    """Of all sizes down to below the least code, halfway between two, too large, and no number."""
+    torch.manual_seed(0)
+    sizes = torch.linspace(-20, 18, 40 * 3 * 64).exp2() * torch.randn(40 * 3 * 64).sign()
+    halfway = torch.arange(128, dtype=torch.uint8).view(fp8).float().unfold(0, 2, 1).mean(-1)
+    k = torch.cat([sizes, halfway, torch.tensor([float("nan"), float("inf"), float("-inf"), -0.0])])[-40 * 3 * 64 :]
+    k = k.view(40, 3, 64).to(dtype)
+    v = k.flip(0) * 3
+    layout, slots = KVLayout(4, 1, 3, 16, 64), torch.randperm(64)[:40]
+    pools = torch.zeros(layout.shape).to(fp8), torch.zeros(layout.shape).to(fp8)
+    of_layer, expected = (layout.layer_view(pool, 0) for pool in pools)
+    rule = ScoreRule(scale=1.0, k_scale=0.75, v_scale=3.0)
+    write_pages(library, LayerPages(of_layer, 3, rule, dtype), k, v, slots, 2)
+    write_kv(k, v, expected, slots, k_scale=0.75, v_scale=3.0, backend="torch")
+    found, wanted = (pool.view(torch.uint8) for pool in pools)
+    assert torch.equal(found & 0x7F, wanted & 0x7F)  # what is no number has whatever sign
+    numbers = ~pools[1].float().isnan()
+    assert torch.equal(found[numbers], wanted[numbers])
+
+
 def test_pages_that_they_do_not_read_are_refused() -> None:
-    for dtype, heads in ((torch.float16, 4), (torch.float32, 3)):
+    for dtype, heads in ((torch.float16, 4), (torch.float32, 3), (torch.int8, 4)):
         with pytest.raises(UnsupportedShapeError):
             LayerPages(torch.zeros(4, 2, 2, 8, 16, dtype=dtype), heads, ScoreRule(scale=1.0))
+    for pages, queries in ((torch.float32, torch.bfloat16), (FP8, torch.float16)):
+        with pytest.raises(UnsupportedShapeError):
+            LayerPages(torch.zeros(4, 2, 2, 8, 16).to(pages), 4, ScoreRule(scale=1.0), queries)
 
 
 def test_a_library_that_cannot_be_used_is_told(tmp_path: Path) -> None:

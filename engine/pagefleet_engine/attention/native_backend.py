@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from pagefleet_kernels.layout import KVLayout
 from pagefleet_kernels.native.attention import (
+    CODES,
     DTYPES,
     MAX_HEAD_DIM,
     AttentionPlan,
@@ -27,8 +28,8 @@ from pagefleet_engine.core.kv_groups import KVGroups
 
 
 def takes_pool(layout: KVLayout, dtype: torch.dtype) -> bool:
-    """Whether the kernels read such pages: keys and values (no latents), in float32 or bfloat16."""
-    return layout.vectors == 2 and dtype in DTYPES and layout.head_dim <= MAX_HEAD_DIM
+    """Whether the kernels read such pages: keys and values (no latents), in float32, bfloat16, e4m3 or e5m2."""
+    return layout.vectors == 2 and (dtype in DTYPES or dtype in CODES) and layout.head_dim <= MAX_HEAD_DIM
 
 
 class NativeBackend:
@@ -40,22 +41,33 @@ class NativeBackend:
         self.library = library
         self.layers = [layout.layer_view(pool, layer) for layer in range(layout.num_layers)]
         self.places = [groups.place(layer) for layer in range(sum(len(group.layers) for group in groups.groups))]
-        alone = ScoreRule(scale=1.0)
-        self.written = [LayerPages(layer, layout.num_kv_heads, alone) for layer in self.layers]
+        self._num_kv_heads = layout.num_kv_heads
+        self._written: dict[int, tuple[AttentionSpec, LayerPages]] = {}
         self._pages: dict[tuple[int, int], tuple[AttentionSpec, LayerPages]] = {}
 
     def begin(self, batch: BatchGeometry) -> NativeAttentionStep:
         """Nothing yet; how the work is shared out is planned on first use."""
         return NativeAttentionStep(self, batch)
 
-    def pages_of(self, spec: AttentionSpec, num_heads: int) -> LayerPages:
-        """The layer as the kernels are told; worked out once."""
+    def written(self, spec: AttentionSpec, dtype: torch.dtype) -> LayerPages:
+        """The layer as what writes keys and values of `dtype` is told; worked out once."""
+        known = self._written.get(spec.layer)
+        if known is None or known[0] is not spec:
+            rule = ScoreRule(scale=1.0, k_scale=spec.k_scale, v_scale=spec.v_scale)
+            known = self._written[spec.layer] = (spec, self._layer_pages(spec, self._num_kv_heads, rule, dtype))
+        return known[1]
+
+    def pages_of(self, spec: AttentionSpec, num_heads: int, dtype: torch.dtype) -> LayerPages:
+        """The layer as what attends, with queries of `dtype`, is told; worked out once."""
         key = (spec.layer, num_heads)
         known = self._pages.get(key)
         if known is None or known[0] is not spec:
-            _, index = self.places[spec.layer]
-            known = self._pages[key] = (spec, LayerPages(self.layers[index], num_heads, spec.rule))
+            known = self._pages[key] = (spec, self._layer_pages(spec, num_heads, spec.rule, dtype))
         return known[1]
+
+    def _layer_pages(self, spec: AttentionSpec, num_heads: int, rule: ScoreRule, dtype: torch.dtype) -> LayerPages:
+        _, index = self.places[spec.layer]
+        return LayerPages(self.layers[index], num_heads, rule, dtype)
 
 
 class NativeAttentionStep:
@@ -72,8 +84,8 @@ class NativeAttentionStep:
     def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor | None) -> None:
         """See `AttentionStep.write`."""
         assert v_TKH is not None, "latents are not for these kernels"
-        group, index = self._backend.places[spec.layer]
-        pages, slots_T = self._backend.written[index], self._batch.slot_mappings[group]
+        group, _ = self._backend.places[spec.layer]
+        pages, slots_T = self._backend.written(spec, k_TKH.dtype), self._batch.slot_mappings[group]
         write_pages(self._backend.library, pages, k_TKH, v_TKH, slots_T, self._num_threads)
 
     def pages(self, spec: AttentionSpec) -> Pages:
@@ -84,7 +96,7 @@ class NativeAttentionStep:
     def attend(self, spec: AttentionSpec, q_TNH: Tensor) -> Tensor:
         """See `AttentionStep.attend`."""
         backend = self._backend
-        pages = backend.pages_of(spec, q_TNH.shape[1])
+        pages = backend.pages_of(spec, q_TNH.shape[1], q_TNH.dtype)
         group, _ = backend.places[spec.layer]
         step = self._steps.get(group)
         if step is None:

@@ -12,11 +12,15 @@ import torch
 from torch import Tensor
 
 from pagefleet_kernels.errors import UnsupportedShapeError
+from pagefleet_kernels.fp8 import E5M2, FP8
 from pagefleet_kernels.layout import split_kv
 from pagefleet_kernels.native.library import TASK_INTS, Layer, Library, Plan, PlanSize, Step
 from pagefleet_kernels.score_rule import ScoreRule
 
 DTYPES = (torch.float32, torch.bfloat16)
+"""Of queries, and of pages that hold what was computed."""
+CODES = {FP8: 1, E5M2: 2}
+"""Of pages that hold numbers over a scale, as `PAGES_` of kernels.h."""
 MAX_HEAD_DIM = 512
 
 _WRITES_PER_THREAD = 1 << 15
@@ -30,14 +34,24 @@ class LayerPages:
 
     __slots__ = ("kv_cache", "layer", "rule")
 
-    def __init__(self, kv_cache: Tensor, num_heads: int, rule: ScoreRule) -> None:
-        """`kv_cache` [num_blocks, 2, K, block_size, H] in a type of DTYPES. Raises UnsupportedShapeError."""
+    def __init__(self, kv_cache: Tensor, num_heads: int, rule: ScoreRule, dtype: torch.dtype | None = None) -> None:
+        """Raises UnsupportedShapeError.
+
+        Args:
+            kv_cache: [num_blocks, 2, K, block_size, H] in a type of DTYPES or CODES.
+            num_heads: of queries.
+            rule: which keys a query sees, how scores are made of products, and what multiplies codes.
+            dtype: of queries, of what is written and of results, one of DTYPES; that of pages unless they hold codes.
+        """
         keys, values = split_kv(kv_cache)
         _, kv_heads, block_size, head_dim = keys.shape
-        if kv_cache.dtype not in DTYPES or kv_cache.device.type != "cpu" or head_dim > MAX_HEAD_DIM:
+        dtype = dtype or kv_cache.dtype
+        fits = kv_cache.dtype in CODES or kv_cache.dtype == dtype
+        if dtype not in DTYPES or not fits or kv_cache.device.type != "cpu" or head_dim > MAX_HEAD_DIM:
             raise UnsupportedShapeError(
                 f"pages of {kv_cache.dtype} with heads of {head_dim} on {kv_cache.device} are not for these kernels"
             )
+        k_scale, v_scale = (rule.k_scale, rule.v_scale) if kv_cache.dtype in CODES else (1.0, 1.0)
         if keys.stride()[2:] != (head_dim, 1) or num_heads % kv_heads:
             raise UnsupportedShapeError(f"{num_heads} heads do not fit pages with strides {kv_cache.stride()}")
         rule.check_heads(num_heads, kv_cache.device)
@@ -51,9 +65,12 @@ class LayerPages:
             group=num_heads // kv_heads,
             head_dim=head_dim,
             block_size=block_size,
-            is_bf16=kv_cache.dtype == torch.bfloat16,
+            is_bf16=dtype == torch.bfloat16,
             window=rule.window or 0,
             chunk=rule.chunk or 0,
+            pages=CODES.get(kv_cache.dtype, 0),
+            k_scale=k_scale,
+            v_scale=v_scale,
             scale=rule.scale,
             softcap=rule.softcap or 0.0,
             sinks=None if rule.sinks_N is None else rule.sinks_N.data_ptr(),
@@ -115,7 +132,7 @@ def _most_tasks(step: PagedStep, num_threads: int) -> PlanSize:
 
 
 def attend(library: Library, pages: LayerPages, step: PagedStep, plan: AttentionPlan, q_TNH: Tensor) -> Tensor:
-    """Attend causally over each sequence's context; [T, N, H] in q's dtype, that of the pages, contiguous."""
+    """Attend causally over each sequence's context; [T, N, H] in q's dtype, that of `pages`, contiguous."""
     out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype)
     token, head, _ = q_TNH.stride()
     memory = plan.memory
@@ -136,7 +153,7 @@ def attend(library: Library, pages: LayerPages, step: PagedStep, plan: Attention
 def write_pages(
     library: Library, pages: LayerPages, k_TKH: Tensor, v_TKH: Tensor, slot_mapping_T: Tensor, num_threads: int
 ) -> None:
-    """Put keys and values, in the pages' type, into their slots; those of slot -1 nowhere."""
+    """Put keys and values, of the type that `pages` says, into their slots; those of slot -1 nowhere."""
     k_token, k_head, _ = k_TKH.stride()
     v_token, v_head, _ = v_TKH.stride()
     num_tokens = k_TKH.shape[0]

@@ -12,7 +12,7 @@ import torch  # noqa: F401  brings the OpenMP that the library computes with: bo
 from pagefleet_kernels.errors import BackendUnavailableError
 
 LIBRARY = Path(__file__).with_name("libpagefleet_kernels.so")
-_ABI_VERSION = 11
+_ABI_VERSION = 12
 
 
 class Layer(Structure):
@@ -30,6 +30,9 @@ class Layer(Structure):
         ("is_bf16", c_int32),
         ("window", c_int32),
         ("chunk", c_int32),
+        ("pages", c_int32),
+        ("k_scale", c_float),
+        ("v_scale", c_float),
         ("scale", c_float),
         ("softcap", c_float),
         ("sinks", c_void_p),
@@ -271,6 +274,7 @@ class _InstructionSet(Structure):
         ("sample", c_void_p),
         ("norm", c_void_p),
         ("rotate", c_void_p),
+        ("write_pages", c_void_p),
         ("decode_blocks", c_void_p),
         ("lay_out_blocks", c_void_p),
     )
@@ -321,12 +325,10 @@ class Library:
         self.dense_room, self.run_dense = _DENSE_ROOM(chosen.dense_room), _RUN_DENSE(chosen.run_dense)
         self.sampling_room, self.sample = _SAMPLING_ROOM(chosen.sampling_room), _SAMPLE(chosen.sample)
         self.norm, self.rotate = _NORM(chosen.norm), _ROTATE(chosen.rotate)
+        self.write_pages = _WRITE_PAGES(chosen.write_pages)
         self.decode_blocks = _DECODE_BLOCKS(chosen.decode_blocks)
         self.lay_out_blocks = _LAY_OUT_BLOCKS(chosen.lay_out_blocks)
-        self.plan_attention, self.write_pages = (
-            _PLAN_ATTENTION(("plan_attention", library)),
-            _WRITE_PAGES(("write_pages", library)),
-        )
+        self.plan_attention = _PLAN_ATTENTION(("plan_attention", library))
         self.route = _ROUTE(("route", library))
         self.run_calls = partial(_RUN_CALLS(("run_calls", library)), ctypes.addressof(chosen))
         """Makes some of CALLS, an array and how many they are."""

@@ -52,14 +52,17 @@ def tokens(folder: Path, **settings: Any) -> list[list[int]]:
     return [list(result.outputs[0].token_ids) for result in results]
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "mixtral"])
+@pytest.mark.parametrize(
+    ("family", "kv_cache_dtype"),
+    [("llama", "auto"), ("llama", "fp8"), ("gemma3_text", "auto"), ("gemma3_text", "fp8_e5m2"), ("mixtral", "auto")],
+)
 def test_tokens_are_those_of_one_operation_after_another(
-    family: str, make_checkpoint: Callable[..., Path], runs: list[int]
+    family: str, kv_cache_dtype: str, make_checkpoint: Callable[..., Path], runs: list[int]
 ) -> None:
     folder = make_checkpoint(family, max_position_embeddings=1500)
-    expected = tokens(folder, cuda_graphs="none")
+    expected = tokens(folder, cuda_graphs="none", kv_cache_dtype=kv_cache_dtype)
     assert not runs
-    assert tokens(folder) == expected
+    assert tokens(folder, kv_cache_dtype=kv_cache_dtype) == expected
     assert len(runs) > 40, "most steps are runs of what was recorded"
     assert set(runs) == {1, 2, 3, 4, 5}
 
