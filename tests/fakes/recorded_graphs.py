@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pagefleet_kernels.native.recording import depends_on_numbers
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,19 +23,6 @@ from torch.utils._pytree import tree_map_only
 
 _aten: Any = torch.ops.aten
 
-HOST_WAITS = {
-    _aten._local_scalar_dense,
-    _aten.nonzero,
-    _aten.masked_select,
-    _aten._unique2,
-    _aten.unique_dim,
-    _aten.unique_consecutive,
-    _aten.bincount,
-    _aten.equal,
-    _aten.is_nonzero,
-    _aten.allclose,
-    _aten.lift_fresh,  # a tensor made of Python's numbers: on a device a copy from the host
-}
 HOST_READS = {"tolist", "numpy", "item", "cpu", "__bool__", "__int__", "__float__", "__index__", "__array__"}
 UNINITIALISED = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"}
 
@@ -189,7 +177,8 @@ class _DispatchRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.overloadpacket in HOST_WAITS or waits_by_arguments(func, args, kwargs):
+        is_made_of_numbers = func is _aten.lift_fresh.default  # of Python: on a device a copy from the host
+        if is_made_of_numbers or host_waits(func, args, kwargs):
             raise HostWait(f"{func} makes the host wait, or brings its numbers, while a graph is captured")
         found = func(*args, **kwargs)
         self._add(func, args, kwargs, found)
@@ -205,13 +194,13 @@ class _HostReads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def waits_by_arguments(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether the size of the result depends on what tensors hold."""
+def host_waits(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operation ends on a device only when the host has seen what tensors there hold."""
     if func in (_aten.repeat_interleave.Tensor, _aten.repeat_interleave.self_Tensor):
         return kwargs.get("output_size") is None
     if func.overloadpacket in (_aten.index, _aten.index_put, _aten.index_put_, _aten._unsafe_index):
         return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
-    return False
+    return depends_on_numbers(func)
 
 
 def tensors_in(value: Any) -> list[Tensor]:

@@ -14,8 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pagefleet_kernels.native import library as native
-from pagefleet_kernels.native.library import Library
+from pagefleet_kernels.native.library import FUNCTIONS, Library
 from pagefleet_kernels.score_rule import ScoreRule
 
 from tests.example_counts import examples
@@ -35,18 +34,11 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> tuple[Library, Library]:
     flags = ("-O1", "-Wno-psabi", "-DLANES=16", f'-DPAIRS="{HERE / "pair_twin.h"}"', "-DISA=vectors", "-DTILED=tiles")
     units = [(source, (TILES,)) for source in ("attention", "experts", "dense")]
     made = compile_twin(tmp_path_factory.mktemp("pairs"), units, *flags)
-    by_either = {
-        "room": native._COUNT_OF,
-        "part": native._COUNT_OF,
-        "experts_room": native._EXPERTS_ROOM,
-        "dense_bytes": native._DENSE_BYTES,
-        "lay_out_dense": native._LAY_OUT_DENSE,
-    }
-    by_one = {"attend": native._ATTEND, "run_experts": native._RUN_EXPERTS}
+    by_either = ("room", "part", "experts_room", "dense_bytes", "lay_out_dense")
 
     def library(name: str) -> Library:
-        found = {each: kind((f"{each}_vectors", made)) for each, kind in by_either.items()}
-        found |= {each: kind((f"{each}_{name}", made)) for each, kind in by_one.items()}
+        builds = {**dict.fromkeys(by_either, "vectors"), **dict.fromkeys(("attend", "run_experts"), name)}
+        found = {each: FUNCTIONS[each]((f"{each}_{of}", made)) for each, of in builds.items()}
         return cast(Library, SimpleNamespace(plan_attention=SETS[0].plan_attention, **found))
 
     return library("tiles"), library("vectors")

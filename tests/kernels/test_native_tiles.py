@@ -11,8 +11,7 @@ from typing import cast
 
 import pytest
 import torch
-from pagefleet_kernels.native import library as native
-from pagefleet_kernels.native.library import Library
+from pagefleet_kernels.native.library import FUNCTIONS, Library
 from pagefleet_kernels.native.quantized import MIDDLE, OFFSETS, STRIP, LaidOut, PackedProduct, lay_out, lay_out_codes
 from torch import Tensor
 
@@ -34,14 +33,8 @@ def tiles(tmp_path_factory: pytest.TempPathFactory) -> Library:
     by_tiles = (TILES, "-DISA=twin", "-DVECTORS=avx2")
     units = [("strips", ["-DISA=avx2"]), *((source, by_tiles) for source in build.ONLY["avx512_amx"])]
     twin = compile_twin(tmp_path_factory.mktemp("tiles"), units, *build.INSTRUCTION_SETS["x86_64"]["avx2"])
-    kinds = {
-        "product_room": native._PRODUCT_ROOM,
-        "run_product": native._RUN_PRODUCT,
-        "quantized_experts_room": native._QUANTIZED_EXPERTS_ROOM,
-        "run_quantized_experts": native._RUN_QUANTIZED_EXPERTS,
-    }
-    found = {name: kind((f"{name}_twin", twin)) for name, kind in kinds.items()}
-    return cast(Library, SimpleNamespace(**found))
+    names = ("product_room", "run_product", "quantized_experts_room", "run_quantized_experts")
+    return cast(Library, SimpleNamespace(**{name: FUNCTIONS[name]((f"{name}_twin", twin)) for name in names}))
 
 
 def make_shared(outputs: int, inputs: int, bits: int, group: int, zeros: int, shared: int) -> LaidOut:

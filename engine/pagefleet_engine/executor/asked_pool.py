@@ -41,7 +41,7 @@ _decoder = msgspec.msgpack.Decoder(_Asked)
 
 
 class CopyServer:
-    """The rank's end: a thread that copies.
+    """The rank's end, for a thread of its own.
 
     Args:
         pages: of this rank.
@@ -59,19 +59,22 @@ class CopyServer:
         self._answers = RingWriter(handles.back)
         if pinned:
             _pin(self._memory)
-        threading.Thread(target=self._run, name="kv copies", daemon=True).start()
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Serve for ever."""
         while True:
-            parts = self._asked.receive()
-            assert parts is not None, "there is no end to waiting"
-            asked: _Asked = _decoder.decode(parts[0])
-            fault = ""
-            try:
-                self._copy(asked)
-            except Exception as error:  # whatever a device may raise is told to who asked
-                fault = f"{type(error).__name__}: {error}"
-            self._answers.send([_encoder.encode(fault)], _wait_on)
+            self.serve()
+
+    def serve(self, timeout_s: float | None = None) -> None:
+        """Copy what is asked for next; nothing where that does not come in time."""
+        if (parts := self._asked.receive(timeout_s)) is None:
+            return
+        fault = ""
+        try:
+            self._copy(_decoder.decode(parts[0]))
+        except Exception as error:  # whatever a device may raise is told to who asked
+            fault = f"{type(error).__name__}: {error}"
+        self._answers.send([_encoder.encode(fault)], _wait_on)
 
     def _copy(self, asked: _Asked) -> None:
         memory = self._memory[: len(asked.blocks) * self._pages.bytes_per_block]

@@ -56,7 +56,8 @@ def build_rank(start: RankStart, times: StartupTimes, signs: OwnSigns) -> BuiltR
     folder = Path(start.folder)
     worker = Worker(config, folder, read_arch(folder, config.model.hf_overrides), times, communicators, start.pool)
     if start.copies is not None:
-        CopyServer(worker.pages, start.pool, start.copies, pinned=True)
+        copies = CopyServer(worker.pages, start.pool, start.copies, pinned=True)
+        threading.Thread(target=copies.run, name="kv copies", daemon=True).start()
     planes = None
     if start.planes is not None and isinstance(worker.pages, DevicePool):
         planes = PlaneServer(LocalDevice(worker.pages, CARRIERS), start.planes, lambda: signs.num_finished)

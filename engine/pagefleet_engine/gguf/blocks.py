@@ -6,10 +6,10 @@ The layouts are those of ggml's `block_q*` structures. Shapes: B blocks, N numbe
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
-from pagefleet_protocol.model_config.gguf_header import KINDS
+from pagefleet_protocol.model_config.gguf_types import KINDS, GgufKind
 from torch import Tensor
 
 from pagefleet_engine.gguf import grids
@@ -20,14 +20,9 @@ _SCALE_BYTES = 12
 
 
 @dataclass(frozen=True, slots=True)
-class BlockType:
-    """A type of a tensor; plain numbers are blocks of one."""
+class BlockType(GgufKind):
+    """A type of a tensor, and how its numbers are read."""
 
-    name: str
-    numbers: int
-    """Of a block."""
-    num_bytes: int
-    """Of a block."""
     plain: torch.dtype | None = None
     split: Callable[[Tensor], Parts] | None = None
     """uint8 [B, bytes] of whole blocks; None: numbers are plain."""
@@ -159,7 +154,10 @@ _SPLITS = {
     29: grids.iq1_m,
 }  # fmt: skip
 
-BLOCK_TYPES = {number: BlockType(*kind, _PLAIN.get(number), _SPLITS.get(number)) for number, kind in KINDS.items()}
+BLOCK_TYPES = {
+    number: BlockType(**asdict(kind), plain=_PLAIN.get(number), split=_SPLITS.get(number))
+    for number, kind in KINDS.items()
+}
 """By the number that a file has for each."""
 
 F32 = BLOCK_TYPES[0]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from pagefleet_protocol.model_config.gguf_header import KINDS
+from pagefleet_protocol.model_config.gguf_types import KINDS
 
 from pagefleet_engine.errors import ModelLoadError
 

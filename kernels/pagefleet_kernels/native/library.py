@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
+from collections.abc import Mapping
+from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch  # noqa: F401  brings the OpenMP that the library computes with: both then share one pool of threads
 
@@ -254,59 +256,41 @@ CALLS = (
 """The functions of a Call, by number."""
 
 
-class _InstructionSet(Structure):
-    _fields_ = (
-        ("name", c_char_p),
-        ("room", c_void_p),
-        ("part", c_void_p),
-        ("attend", c_void_p),
-        ("experts_room", c_void_p),
-        ("run_experts", c_void_p),
-        ("quantized_experts_room", c_void_p),
-        ("run_quantized_experts", c_void_p),
-        ("product_room", c_void_p),
-        ("run_product", c_void_p),
-        ("dense_bytes", c_void_p),
-        ("lay_out_dense", c_void_p),
-        ("dense_room", c_void_p),
-        ("run_dense", c_void_p),
-        ("sampling_room", c_void_p),
-        ("sample", c_void_p),
-        ("norm", c_void_p),
-        ("rotate", c_void_p),
-        ("write_pages", c_void_p),
-        ("decode_blocks", c_void_p),
-        ("lay_out_blocks", c_void_p),
-    )
-
-
 _LAYER, _STEP, _PLAN = POINTER(Layer), POINTER(Step), POINTER(Plan)
-_COUNT_OF = ctypes.CFUNCTYPE(c_int32, _LAYER)
-_PLAN_ATTENTION = ctypes.CFUNCTYPE(PlanSize, _STEP, *[c_int32] * 5, _PLAN)
-_WRITE_PAGES = ctypes.CFUNCTYPE(None, _LAYER, c_void_p, c_void_p, *[c_int64] * 4, c_void_p, c_int32, c_int32)
-_ATTEND = ctypes.CFUNCTYPE(None, _LAYER, _STEP, _PLAN, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64)
-_EXPERTS = POINTER(Experts)
-_EXPERTS_ROOM = ctypes.CFUNCTYPE(c_int64, _EXPERTS, c_int32)
-_RUN_EXPERTS = ctypes.CFUNCTYPE(None, _EXPERTS, POINTER(Routed), c_void_p, c_int32)
-_QUANTIZED = POINTER(QuantizedExperts)
-_QUANTIZED_EXPERTS_ROOM = ctypes.CFUNCTYPE(c_int64, _QUANTIZED, c_int32)
-_RUN_QUANTIZED_EXPERTS = ctypes.CFUNCTYPE(None, _QUANTIZED, POINTER(Routed), c_void_p, c_int32)
-_PACKED = POINTER(Packed)
-_PRODUCT_ROOM = ctypes.CFUNCTYPE(c_int64, _PACKED, c_int32)
-_RUN_PRODUCT = ctypes.CFUNCTYPE(None, _PACKED, POINTER(Product), c_void_p, c_int32)
-_DENSE = POINTER(Dense)
-_DENSE_BYTES = ctypes.CFUNCTYPE(c_int64, _DENSE)
-_LAY_OUT_DENSE = ctypes.CFUNCTYPE(None, _DENSE, c_void_p, c_int64, c_void_p, c_int32)
-_DENSE_ROOM = ctypes.CFUNCTYPE(c_int64, _DENSE, c_int32)
-_RUN_DENSE = ctypes.CFUNCTYPE(None, _DENSE, POINTER(Product), c_void_p, c_int32)
-_SAMPLING_ROOM = ctypes.CFUNCTYPE(c_int64, c_int32, c_int32)
-_SAMPLE = ctypes.CFUNCTYPE(None, POINTER(Sampling), c_void_p, c_void_p)
-_NORM = ctypes.CFUNCTYPE(None, POINTER(Rows), c_void_p, c_void_p, c_void_p, c_float)
-_ROTATE = ctypes.CFUNCTYPE(None, POINTER(Rows), c_void_p, POINTER(Rotation))
-_DECODE_BLOCKS = ctypes.CFUNCTYPE(None, c_int32, c_void_p, c_int64, c_void_p, c_int32)
-_LAY_OUT_BLOCKS = ctypes.CFUNCTYPE(c_int32, POINTER(Blocks), c_void_p, c_void_p, c_int32)
-_ROUTE = ctypes.CFUNCTYPE(None, POINTER(Routing), c_void_p, c_int64, c_int32, c_void_p, c_void_p, c_int32, c_int32)
-_RUN_CALLS = ctypes.CFUNCTYPE(None, c_void_p, POINTER(Call), c_int32)
+_EXPERTS, _QUANTIZED, _ROUTED = POINTER(Experts), POINTER(QuantizedExperts), POINTER(Routed)
+_PACKED, _DENSE, _PRODUCT = POINTER(Packed), POINTER(Dense), POINTER(Product)
+FUNCTIONS: Mapping[str, Any] = {
+    "room": CFUNCTYPE(c_int32, _LAYER),
+    "part": CFUNCTYPE(c_int32, _LAYER),
+    "attend": CFUNCTYPE(None, _LAYER, _STEP, _PLAN, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64),
+    "experts_room": CFUNCTYPE(c_int64, _EXPERTS, c_int32),
+    "run_experts": CFUNCTYPE(None, _EXPERTS, _ROUTED, c_void_p, c_int32),
+    "quantized_experts_room": CFUNCTYPE(c_int64, _QUANTIZED, c_int32),
+    "run_quantized_experts": CFUNCTYPE(None, _QUANTIZED, _ROUTED, c_void_p, c_int32),
+    "product_room": CFUNCTYPE(c_int64, _PACKED, c_int32),
+    "run_product": CFUNCTYPE(None, _PACKED, _PRODUCT, c_void_p, c_int32),
+    "dense_bytes": CFUNCTYPE(c_int64, _DENSE),
+    "lay_out_dense": CFUNCTYPE(None, _DENSE, c_void_p, c_int64, c_void_p, c_int32),
+    "dense_room": CFUNCTYPE(c_int64, _DENSE, c_int32),
+    "run_dense": CFUNCTYPE(None, _DENSE, _PRODUCT, c_void_p, c_int32),
+    "sampling_room": CFUNCTYPE(c_int64, c_int32, c_int32),
+    "sample": CFUNCTYPE(None, POINTER(Sampling), c_void_p, c_void_p),
+    "norm": CFUNCTYPE(None, POINTER(Rows), c_void_p, c_void_p, c_void_p, c_float),
+    "rotate": CFUNCTYPE(None, POINTER(Rows), c_void_p, POINTER(Rotation)),
+    "write_pages": CFUNCTYPE(None, _LAYER, c_void_p, c_void_p, *[c_int64] * 4, c_void_p, c_int32, c_int32),
+    "decode_blocks": CFUNCTYPE(None, c_int32, c_void_p, c_int64, c_void_p, c_int32),
+    "lay_out_blocks": CFUNCTYPE(c_int32, POINTER(Blocks), c_void_p, c_void_p, c_int32),
+}
+"""Those that each instruction set has, in the order of kernels.h."""
+
+
+class _InstructionSet(Structure):
+    _fields_ = (("name", c_char_p), *FUNCTIONS.items())
+
+
+_PLAN_ATTENTION = CFUNCTYPE(PlanSize, _STEP, *[c_int32] * 5, _PLAN)
+_ROUTE = CFUNCTYPE(None, POINTER(Routing), c_void_p, c_int64, c_int32, c_void_p, c_void_p, c_int32, c_int32)
+_RUN_CALLS = CFUNCTYPE(None, c_void_p, POINTER(Call), c_int32)
 
 
 class Library:
@@ -315,19 +299,16 @@ class Library:
     def __init__(self, library: ctypes.CDLL, chosen: _InstructionSet) -> None:
         self.instruction_set = str(chosen.name.decode())
         self.multiplies_bf16 = self.instruction_set.endswith(("_bf16", "_amx"))
-        self.room, self.part = _COUNT_OF(chosen.room), _COUNT_OF(chosen.part)
-        self.attend = _ATTEND(chosen.attend)
-        self.experts_room, self.run_experts = _EXPERTS_ROOM(chosen.experts_room), _RUN_EXPERTS(chosen.run_experts)
-        self.quantized_experts_room = _QUANTIZED_EXPERTS_ROOM(chosen.quantized_experts_room)
-        self.run_quantized_experts = _RUN_QUANTIZED_EXPERTS(chosen.run_quantized_experts)
-        self.product_room, self.run_product = _PRODUCT_ROOM(chosen.product_room), _RUN_PRODUCT(chosen.run_product)
-        self.dense_bytes, self.lay_out_dense = _DENSE_BYTES(chosen.dense_bytes), _LAY_OUT_DENSE(chosen.lay_out_dense)
-        self.dense_room, self.run_dense = _DENSE_ROOM(chosen.dense_room), _RUN_DENSE(chosen.run_dense)
-        self.sampling_room, self.sample = _SAMPLING_ROOM(chosen.sampling_room), _SAMPLE(chosen.sample)
-        self.norm, self.rotate = _NORM(chosen.norm), _ROTATE(chosen.rotate)
-        self.write_pages = _WRITE_PAGES(chosen.write_pages)
-        self.decode_blocks = _DECODE_BLOCKS(chosen.decode_blocks)
-        self.lay_out_blocks = _LAY_OUT_BLOCKS(chosen.lay_out_blocks)
+        self.room, self.part, self.attend = chosen.room, chosen.part, chosen.attend
+        self.experts_room, self.run_experts = chosen.experts_room, chosen.run_experts
+        self.quantized_experts_room = chosen.quantized_experts_room
+        self.run_quantized_experts = chosen.run_quantized_experts
+        self.product_room, self.run_product = chosen.product_room, chosen.run_product
+        self.dense_bytes, self.lay_out_dense = chosen.dense_bytes, chosen.lay_out_dense
+        self.dense_room, self.run_dense = chosen.dense_room, chosen.run_dense
+        self.sampling_room, self.sample = chosen.sampling_room, chosen.sample
+        self.norm, self.rotate, self.write_pages = chosen.norm, chosen.rotate, chosen.write_pages
+        self.decode_blocks, self.lay_out_blocks = chosen.decode_blocks, chosen.lay_out_blocks
         self.plan_attention = _PLAN_ATTENTION(("plan_attention", library))
         self.route = _ROUTE(("route", library))
         self.run_calls = partial(_RUN_CALLS(("run_calls", library)), ctypes.addressof(chosen))

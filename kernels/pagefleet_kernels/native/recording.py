@@ -203,15 +203,15 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return tensor
 
 
+def depends_on_numbers(func: Any) -> bool:
+    """Whether the operation brings numbers to Python, or its result has another shape for other numbers."""
+    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+
+
 def _differs(func: Any) -> bool:
-    """Whether the operation's result has another shape each time, is drawn, or goes to Python; or comes from others."""
-    tags = func.tags
-    return (
-        torch.Tag.data_dependent_output in tags
-        or torch.Tag.dynamic_output_shape in tags
-        or torch.Tag.nondeterministic_seeded in tags
-        or func.namespace not in ("aten", "mkldnn", "prims")
-    )
+    """The same, or its result is drawn, or it is nobody's that we know."""
+    is_drawn = torch.Tag.nondeterministic_seeded in func.tags
+    return depends_on_numbers(func) or is_drawn or func.namespace not in ("aten", "mkldnn", "prims")
 
 
 def _again(func: Any, args: Any, kwargs: Any, found: Any) -> None:

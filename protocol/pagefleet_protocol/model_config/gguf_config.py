@@ -55,24 +55,6 @@ _KINDS = {
 """`general.architecture` and our `model_type`; some metadata makes it another, see `model_kind`."""
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors of numbers that frequencies are divided by: at all lengths, or up to the first context and beyond it."""
-KEPT: Mapping[str, tuple[int, int | None]] = {
-    "Q2_K": (192, None),
-    "Q3_K": (160, None),
-    "Q4_0": (18, 20),
-    "Q4_1": (20, None),
-    "Q5_0": (34, 36),
-    "Q5_1": (36, None),
-    "Q8_0": (34, 36),
-    "Q4_K": (148, None),
-    "Q5_K": (212, None),
-    "Q6_K": (210, None),
-    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ3_XXS", "IQ3_S", "IQ4_XS"), (144, 160)),
-    **dict.fromkeys(("IQ1_M", "IQ2_XS", "IQ2_S"), (160, 192)),
-    **dict.fromkeys(("TQ1_0", "TQ2_0"), (130, 132)),
-    "IQ4_NL": (18, 20),
-    "MXFP4": (18, None),
-}
-"""Bytes that a block of a matrix takes on a CPU and on a GPU; None: its numbers become floats."""
 _MOST_EXPERTS = 1 << 12
 _MAY_HAVE_BIASES = (
     *("phimoe", "llama", "granite", "granitemoe", "cohere", "olmo2", "olmoe", "glm4_moe"),
@@ -245,12 +227,12 @@ def kept_bytes(model: GgufModel) -> tuple[int, int]:
     """
     on_cpu = on_gpu = 0
     for name, tensor in model.tensors.items():
-        count, own = math.prod(tensor.shape), KEPT.get(tensor.type.name)
-        blocks = count // tensor.type.numbers
-        if name == _EMBEDDING and is_tied(model):
-            on_cpu += blocks * own[0] if own is not None else 2 * count
+        count, kind = math.prod(tensor.shape), tensor.type
+        blocks, in_floats = count // kind.numbers, 2 * count
+        in_blocks = blocks * kind.cpu_bytes if kind.bits else in_floats
         is_matrix = len(tensor.shape) > 1 and name not in _TABLES
-        cpu, gpu = own if own is not None and is_matrix else (None, None)
-        on_cpu += blocks * cpu if cpu is not None else 2 * count
-        on_gpu += blocks * gpu if gpu is not None else 2 * count
+        on_cpu += in_blocks if is_matrix else in_floats
+        on_gpu += blocks * kind.gpu_bytes if is_matrix and kind.on_gpu else in_floats
+        if name == _EMBEDDING and is_tied(model):
+            on_cpu += in_blocks
     return on_cpu, on_gpu

@@ -7,16 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from pagefleet_protocol.model_config.fields import ModelConfigError
-
-
-class Kind(Protocol):
-    """See GgufKind."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def numbers(self) -> int: ...
+from pagefleet_protocol.model_config.gguf_types import GgufKind
 
 
 class Tensor(Protocol):
@@ -26,7 +17,7 @@ class Tensor(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
     @property
-    def type(self) -> Kind: ...
+    def type(self) -> GgufKind: ...
 
 
 class GgufModel(Protocol):

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pagefleet_protocol.model_config.fields import ModelConfigError
+from pagefleet_protocol.model_config.gguf_types import KINDS, OTHER_KINDS, GgufKind
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -46,51 +47,6 @@ _NUMBERS: Mapping[int, Any] = {
 }
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _NOT_A_MODEL = re.compile(r"mmproj[^/]*$|(^|[-._/])imatrix\.gguf$", re.IGNORECASE)
-
-
-class GgufKind(NamedTuple):
-    """A type of a tensor; plain numbers are blocks of one."""
-
-    name: str
-    numbers: int
-    """Of a block."""
-    num_bytes: int
-    """Of a block."""
-
-
-KINDS: Mapping[int, GgufKind] = {
-    0: GgufKind("F32", 1, 4),
-    1: GgufKind("F16", 1, 2),
-    2: GgufKind("Q4_0", 32, 18),
-    3: GgufKind("Q4_1", 32, 20),
-    6: GgufKind("Q5_0", 32, 22),
-    7: GgufKind("Q5_1", 32, 24),
-    8: GgufKind("Q8_0", 32, 34),
-    10: GgufKind("Q2_K", 256, 84),
-    11: GgufKind("Q3_K", 256, 110),
-    12: GgufKind("Q4_K", 256, 144),
-    13: GgufKind("Q5_K", 256, 176),
-    14: GgufKind("Q6_K", 256, 210),
-    16: GgufKind("IQ2_XXS", 256, 66),
-    17: GgufKind("IQ2_XS", 256, 74),
-    18: GgufKind("IQ3_XXS", 256, 98),
-    19: GgufKind("IQ1_S", 256, 50),
-    20: GgufKind("IQ4_NL", 32, 18),
-    21: GgufKind("IQ3_S", 256, 110),
-    22: GgufKind("IQ2_S", 256, 82),
-    23: GgufKind("IQ4_XS", 256, 136),
-    29: GgufKind("IQ1_M", 256, 56),
-    30: GgufKind("BF16", 1, 2),
-    34: GgufKind("TQ1_0", 256, 54),
-    35: GgufKind("TQ2_0", 256, 66),
-    39: GgufKind("MXFP4", 32, 17),
-}
-"""By the number that a file has for each."""
-
-OTHER_KINDS: Mapping[int, str] = {
-    9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 40: "NVFP4", 41: "Q1_0",
-}  # fmt: skip
-"""That are not read."""
 
 
 class HeaderTensor(NamedTuple):

@@ -10,7 +10,7 @@ from gguf.quants import dequantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagefleet_engine.gguf.blocks import BLOCK_TYPES
-from pagefleet_protocol.model_config.gguf_header import OTHER_KINDS
+from pagefleet_protocol.model_config.gguf_types import OTHER_KINDS
 
 from tests.example_counts import examples
 

@@ -7,15 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagefleet_engine.gguf.blocks import BY_NAME, BlockType
-from pagefleet_engine.layers.quantization.block_slots import SIZES, packed_weights
-from pagefleet_engine.layers.quantization.form import Form, block_form_on
-from pagefleet_engine.layers.quantization_scheme import BlockScheme
-from pagefleet_engine.layers.weight import Placement
+from pagefleet_engine.gguf.blocks import BLOCK_TYPES, BY_NAME, BlockType
+from pagefleet_engine.layers.quantization.block_slots import packed_weights
 from pagefleet_kernels.errors import UnsupportedShapeError
 from pagefleet_kernels.native.blocks import KINDS, decode_blocks, lay_out_blocks
 from pagefleet_kernels.native.quantized import (
     MIDDLE,
+    OFFSETS,
     STRIP,
     LaidOut,
     PackedProduct,
@@ -24,11 +22,11 @@ from pagefleet_kernels.native.quantized import (
     reference_product,
 )
 from pagefleet_kernels.packed_matmul import PackedWeights
-from pagefleet_protocol.model_config import gguf_config
-from pagefleet_protocol.model_config.gguf_header import KINDS as BY_NUMBER
 from torch import Tensor
 
 from tests.example_counts import examples
+from tests.fakes.gguf_blocks import random_blocks as any_blocks
+from tests.fakes.gguf_files import Type
 from tests.fakes.native_kernels import native_libraries
 
 SETS = native_libraries()
@@ -144,18 +142,25 @@ def test_a_scale_that_is_no_number_is_noticed_anywhere(name: str) -> None:
             assert all(lay_out_blocks(library, KINDS[name], stored) is None for library in SETS)
 
 
-def test_all_say_the_same_of_each_kind() -> None:
-    """The kernels, the file's reader, and who plans for a model before it is here."""
-    assert {name: (kind.number, kind.numbers, kind.num_bytes) for name, kind in SIZES.items()} == {
-        kind.name: (number, kind.numbers, kind.num_bytes) for number, kind in BY_NUMBER.items() if kind.numbers > 1
-    }
-    on_gpu = Placement(torch.bfloat16, torch.device("cpu"), use_kernels=True)
-    for name, (cpu, gpu) in gguf_config.KEPT.items():
-        ours = SIZES[name]
-        assert ours.packed_bytes == cpu
-        is_kept = block_form_on(BlockScheme((name,)), on_gpu)[0] is Form.SCALED
-        bits = 4 if ours.bits == 4 else 8
-        assert gpu == (ours.numbers * bits // 8 + 4 * ours.numbers // ours.group if is_kept else None)
+def test_kernels_and_the_file_s_reader_say_the_same_of_each_kind() -> None:
+    for number, kind in BLOCK_TYPES.items():
+        if (ours := KINDS.get(kind.name)) is not None:
+            zeros, shared = OFFSETS if kind.has_offsets else MIDDLE, kind.numbers if kind.shares_scales else 0
+            assert ours == (number, kind.numbers, kind.num_bytes, kind.bits, kind.group, zeros, shared)
+
+
+@pytest.mark.parametrize("name", [kind.name for kind in BLOCK_TYPES.values() if kind.bits])
+def test_matrices_take_as_much_as_whoever_plans_for_a_model_is_told(name: str) -> None:
+    kind = BY_NAME[name]
+    stored = torch.from_numpy(any_blocks(getattr(Type, name), STRIP, 512, seed=1))
+    weights, blocks = packed_weights(stored, kind), STRIP * 512 // kind.numbers
+    native = lay_out_blocks(SETS[0], KINDS[name], stored) if name in KINDS else weights
+    assert native is not None
+    product = PackedProduct(SETS[0], native)
+    assert product.kept[0].nbytes == blocks * kind.cpu_bytes
+    if kind.on_gpu:
+        numbers = weights.numbers if isinstance(weights, PackedWeights) else weights.codes
+        assert numbers.nbytes + weights.scales_OG.nbytes == blocks * kind.gpu_bytes
 
 
 def test_what_is_no_whole_blocks_is_refused() -> None:

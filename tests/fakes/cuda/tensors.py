@@ -19,19 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from tests.fakes.cuda.streams import Streams
-from tests.fakes.recorded_graphs import (
-    HOST_WAITS,
-    UNINITIALISED,
-    HostWait,
-    own_memory,
-    tensors_in,
-    waits_by_arguments,
-)
+from tests.fakes.recorded_graphs import UNINITIALISED, HostWait, host_waits, own_memory, tensors_in
 
 _aten: Any = torch.ops.aten
 DEVICE = torch.device("cuda:0")
 
-_NO_WAITS = {_aten.lift_fresh, _aten.allclose}  # the first is the host's own; the second waits by what it is made of
 _MAY_MIX = {_aten.index, _aten.index_put, _aten.index_put_, _aten._index_put_impl_}
 _PRODUCT_ROOT = "pagefleet_"
 
@@ -225,7 +217,7 @@ class DeviceMemory:
 
     def _check(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> None:
         packet = func.overloadpacket
-        if (packet in HOST_WAITS and packet not in _NO_WAITS) or waits_by_arguments(func, args, kwargs):
+        if packet is not _aten.allclose and host_waits(func, args, kwargs):  # that waits by what it is made of
             self.wait(str(packet))
         strangers = [each for each in tensors if not isinstance(each, DeviceTensor) and each.dim() > 0]
         if not strangers:

@@ -12,9 +12,9 @@ from itertools import accumulate, pairwise
 
 import torch
 from pagefleet_kernels.coded_matmul import CodedWeights
-from pagefleet_kernels.native.blocks import KINDS, BlockKind, lay_out_blocks
+from pagefleet_kernels.native.blocks import KINDS, lay_out_blocks
 from pagefleet_kernels.native.library import Library
-from pagefleet_kernels.native.quantized import MIDDLE, OFFSETS, PackedProduct
+from pagefleet_kernels.native.quantized import PackedProduct
 from pagefleet_kernels.packed_matmul import PackedWeights, pack_numbers
 from torch import Tensor
 
@@ -29,24 +29,6 @@ from pagefleet_engine.layers.shard import Shard
 from pagefleet_engine.layers.weight import Content, Kept, Placement, UnusableTensorError, Weight
 
 _NUMBERS_AT_ONCE = 1 << 20
-SIZES = {
-    **KINDS,
-    "Q2_K": BlockKind(10, 256, 84, 4, 16, OFFSETS),
-    "Q3_K": BlockKind(11, 256, 110, 4, 16, MIDDLE),
-    "IQ2_XXS": BlockKind(16, 256, 66, 4, 32, MIDDLE),
-    "IQ2_XS": BlockKind(17, 256, 74, 4, 16, MIDDLE),
-    "IQ3_XXS": BlockKind(18, 256, 98, 4, 32, MIDDLE),
-    "IQ1_S": BlockKind(19, 256, 50, 4, 32, MIDDLE),
-    "IQ4_NL": BlockKind(20, 32, 18, 4, 32, MIDDLE),
-    "IQ3_S": BlockKind(21, 256, 110, 4, 32, MIDDLE),
-    "IQ2_S": BlockKind(22, 256, 82, 4, 16, MIDDLE),
-    "IQ4_XS": BlockKind(23, 256, 136, 4, 32, MIDDLE),
-    "IQ1_M": BlockKind(29, 256, 56, 4, 16, MIDDLE),
-    "TQ1_0": BlockKind(34, 256, 54, 4, 256, MIDDLE),
-    "TQ2_0": BlockKind(35, 256, 66, 4, 256, MIDDLE),
-    "MXFP4": BlockKind(39, 32, 17, 4, 32, MIDDLE),
-}
-"""What matrices of each kind become; those that are not in KINDS by way of torch."""
 _NOT_FINITE = "holds a scale that is no finite number: download the file again"
 
 
@@ -175,7 +157,9 @@ class BlockSlots:
                 f"{placement.path} is in blocks of {max(kind.numbers for kind in kinds)} numbers, which "
                 f"{placement.tensor.size} ranks would cut: give a smaller --tensor-parallel-size"
             ) from None
-        kept = max(_kept_bytes(kind, native=not placement.use_kernels) for kind in kinds)
+        kept = max(
+            Fraction(kind.gpu_bytes if placement.use_kernels else kind.cpu_bytes, kind.num_bytes) for kind in kinds
+        )
         slot = Weight(outputs, columns, placement, self._take, dtype=torch.uint8, kept=Kept(torch.uint8, True, kept))
         content = Content(lambda _: None, lambda shape: torch.zeros(shape, dtype=torch.uint8))  # scales are checked
         self.slots = {"weight": slot.holding(content)}
@@ -206,7 +190,7 @@ def packed_weights(bytes_OJ: Tensor, kind: BlockType) -> PackedWeights | CodedWe
         UnusableTensorError: a scale is no finite number.
     """
     assert kind.split is not None, "plain numbers have no scales"
-    num_outputs, bits = len(bytes_OJ), _bits(kind)
+    num_outputs, bits, group = len(bytes_OJ), kind.gpu_bits, kind.group
     num_inputs = bytes_OJ.shape[1] // kind.num_bytes * kind.numbers
     numbers = torch.empty((num_outputs, num_inputs * bits // 8), dtype=torch.uint8, device=bytes_OJ.device)
     scales, offsets, table = list[Tensor](), list[Tensor](), None
@@ -225,19 +209,6 @@ def packed_weights(bytes_OJ: Tensor, kind: BlockType) -> PackedWeights | CodedWe
     offsets_OG = torch.cat(offsets) if offsets else None
     if not all(bool(part.isfinite().all()) for part in (scales_OG, *offsets)):
         raise UnusableTensorError(_NOT_FINITE)
-    group = SIZES[kind.name].group
     if table is not None:
         return CodedWeights(numbers, table, scales_OG, None, group)
     return PackedWeights(numbers, scales_OG, None, bits, group, offsets_OG)
-
-
-def _bits(kind: BlockType) -> int:
-    """That numbers take where no compiled kernel reads them in six."""
-    return 4 if SIZES[kind.name].bits == 4 else 8
-
-
-def _kept_bytes(kind: BlockType, *, native: bool) -> Fraction:
-    """For each byte in the file, as compiled kernels have a matrix, or those of a GPU with scales in 32 bits."""
-    ours = SIZES[kind.name]
-    kept = ours.packed_bytes if native else kind.numbers * _bits(kind) // 8 + 4 * kind.numbers // ours.group
-    return Fraction(kept, kind.num_bytes)

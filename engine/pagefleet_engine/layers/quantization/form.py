@@ -13,6 +13,7 @@ from pagefleet_kernels.native.attention import DTYPES
 from pagefleet_kernels.native.quantized import takes_packed
 from torch import Tensor
 
+from pagefleet_engine.gguf.blocks import BY_NAME
 from pagefleet_engine.layers.quantization_scheme import (
     BlockScheme,
     CodedScheme,
@@ -31,8 +32,6 @@ _TRIED_INPUTS = 64
 _PACKED_COLUMNS = 32
 _NO_NATIVE = "without compiled kernels a CPU multiplies floats"
 _NATIVE_GROUPS = "compiled kernels take groups of a multiple of 16 inputs"
-_KEPT_BY_KERNELS = ("Q4_0", "Q5_0", "Q8_0", "IQ", "TQ")
-"""How GGUF's types begin whose groups have a scale and nothing else: of 32 inputs or more, or of 16 in codes."""
 
 
 class Form(Enum):
@@ -146,8 +145,8 @@ def block_form_on(scheme: BlockScheme, placement: Placement) -> tuple[Form, str]
         if _has_native(placement):
             return Form.NATIVE, ""
         return Form.EXPANDED, _NO_NATIVE
-    if not all(kind.startswith(_KEPT_BY_KERNELS) for kind in scheme.types):
-        return Form.EXPANDED, f"kernels take {', '.join(_KEPT_BY_KERNELS)}: no offsets, nor numbers in groups of 16"
+    if left := [kind for kind in dict.fromkeys(scheme.types) if not BY_NAME[kind].on_gpu]:
+        return Form.EXPANDED, f"kernels do not take {' and '.join(left)}"
     return Form.SCALED, ""
 
 
