@@ -50,12 +50,12 @@ INLINE void upper_nibbles(const uint8_t *from, int count, uint8_t *codes) {
     for (int i = 0; i < count; i++) codes[i] = from[i] >> 4;
 }
 
-// The same as compiled products have them: of eight inputs, four in lower halves and four in upper ones.
-template <int BYTES> INLINE void pack_nibbles(const uint8_t *from, uint32_t *lower, uint32_t *upper) {
+// Of 16 bytes, as compiled products have them: of eight inputs, four in lower halves and four in upper ones.
+INLINE void pack_nibbles(const uint8_t *from, uint32_t *lower, uint32_t *upper) {
     const uint64_t mask = 0x0f0f0f0f0f0f0f0full;
-    uint64_t some[BYTES / 8];
-    memcpy(some, from, BYTES);
-    for (int i = 0; i < BYTES / 8; i++) {
+    uint64_t some[2];
+    memcpy(some, from, sizeof some);
+    for (int i = 0; i < 2; i++) {
         uint64_t low = some[i] & mask, high = some[i] >> 4 & mask;
         lower[i] = (uint32_t)(low | low >> 28);
         upper[i] = (uint32_t)(high | high >> 28);
@@ -85,6 +85,7 @@ INLINE void add_fifth_bits(const uint8_t *from, uint8_t *codes) {
 template <int NUMBERS_, int BYTES_, int GROUP_, int BITS_, bool HAS_OFFSETS_, int MIDDLE_> struct Kind {
     static constexpr int NUMBERS = NUMBERS_, BYTES = BYTES_, GROUP = GROUP_, BITS = BITS_, MIDDLE = MIDDLE_;
     static constexpr bool HAS_OFFSETS = HAS_OFFSETS_, IS_SHARED = false;
+    static constexpr int FIRST = 0, RAW = 0;  // where words begin that `packed` takes, and how many; none: it is not there
 };
 
 // Of blocks whose groups' scales are small numbers, `small`, times what is `shared` of 16 bits; then the same of offsets.
@@ -107,7 +108,7 @@ struct Q4_0 : Kind<32, 18, 32, 4, false, 8> {
         lower_nibbles(block + 2, 16, codes);
         upper_nibbles(block + 2, 16, codes + 16);
     }
-    static void words(const uint8_t *block, uint32_t *to) { pack_nibbles<16>(block + 2, to, to + 2); }
+    static void words(const uint8_t *block, uint32_t *to) { pack_nibbles(block + 2, to, to + 2); }
 };
 
 struct Q4_1 : Kind<32, 20, 32, 4, true, 0> {
@@ -142,15 +143,14 @@ struct Q8_0 : Kind<32, 34, 32, 8, false, 128> {
 struct Q4_K : Kind<256, 144, 32, 4, true, 0>, Shared<Q4_K> {
     using Shared<Q4_K>::IS_SHARED;
     static void parts(const uint8_t *block, int8_t *scales, int8_t *offsets, uint16_t *shared) {
+        const uint32_t six = 0x3f3f3f3f, four = 0x0f0f0f0f, upper = 0x30303030;
         memcpy(shared, block, 4);
-        const uint8_t *packed = block + 4;
-        for (int i = 0; i < 4; i++) {
-            uint8_t low = packed[i], middle = packed[4 + i], high = packed[8 + i];
-            scales[i] = low & 63;
-            offsets[i] = middle & 63;
-            scales[4 + i] = (high & 15) | (low >> 2 & 48);
-            offsets[4 + i] = high >> 4 | (middle >> 2 & 48);
-        }
+        uint32_t packed[3];
+        memcpy(packed, block + 4, 12);
+        uint32_t of_scales[2] = {packed[0] & six, (packed[2] & four) | (packed[0] >> 2 & upper)};
+        uint32_t of_offsets[2] = {packed[1] & six, (packed[2] >> 4 & four) | (packed[1] >> 2 & upper)};
+        memcpy(scales, of_scales, 8);
+        memcpy(offsets, of_offsets, 8);
     }
     static void nibbles(const uint8_t *from, uint8_t *codes) {
         for (int part = 0; part < 4; part++, from += 32, codes += 64) {
@@ -159,8 +159,13 @@ struct Q4_K : Kind<256, 144, 32, 4, true, 0>, Shared<Q4_K> {
         }
     }
     static void codes(const uint8_t *block, uint8_t *codes) { nibbles(block + 16, codes); }
-    static void words(const uint8_t *block, uint32_t *to) {
-        for (int part = 0; part < 4; part++) pack_nibbles<32>(block + 16 + part * 32, to + part * 8, to + part * 8 + 4);
+    static constexpr int FIRST = 16, RAW = 32;
+    template <class Put> static void packed(const vu *raw, const Put &put) {
+        for (int part = 0; part < 4; part++)
+            for (int i = 0; i < 4; i++, raw += 2) {
+                put(part * 8 + i, (raw[0] & 0x0f0f0f0fu) | (raw[1] & 0x0f0f0f0fu) << 4);
+                put(part * 8 + 4 + i, (raw[0] >> 4 & 0x0f0f0f0fu) | (raw[1] & 0xf0f0f0f0u));
+            }
     }
 };
 
@@ -191,6 +196,19 @@ struct Q6_K : Kind<256, 210, 16, 6, false, 32>, Shared<Q6_K> {
             for (int part = 0; part < 4; part++)
                 for (int i = 0; i < 32; i++) codes[part * 32 + i] |= (uint8_t)((high[i] >> 2 * part & 3) << 4);
         }
+    }
+    static constexpr int FIRST = 0, RAW = 48;
+    template <class Put> static void packed(const vu *raw, const Put &put) {
+        const vu *low = raw, *high = raw + 32;
+        for (int half = 0; half < 2; half++, low += 16, high += 8)
+            for (int at = 0; at < 32; at += 4) {  // four words of codes become three
+                auto lower = [&](int i) { return low[(at + i) % 16] >> at / 16 * 4 & 0x0f0f0f0fu; };
+                auto upper = [&](int i) { return high[(at + i) % 8] >> at / 8 * 2 & 0x03030303u; };
+                int word = (half * 32 + at) / 4 * 3;
+                put(word, lower(0) | lower(1) << 4);
+                put(word + 1, lower(2) | lower(3) << 4);
+                put(word + 2, upper(0) | upper(1) << 2 | upper(2) << 4 | upper(3) << 6);
+            }
     }
 };
 
@@ -316,6 +334,17 @@ template <class K> struct ScalesOf<K, true> {
     typedef SharedScales<K> type;
 };
 
+// Words of LANES rows' blocks, each word of all rows beside each other, as compiled products have them.
+template <class K, class Put> INLINE void pack_together(const uint8_t *const *blocks, const Put &put) {
+    static_assert(K::RAW % LANES == 0, "whole vectors");
+    vi raw[K::RAW];
+    for (int at = 0; at < K::RAW; at += LANES) {
+        for (int i = 0; i < LANES; i++) memcpy(&raw[at + i], blocks[i] + K::FIRST + at * 4, sizeof raw[at]);
+        transpose(raw + at);
+    }
+    K::packed((const vu *)raw, put);
+}
+
 // A strip of rows, some of which may be missing; whether all of their scales are numbers.
 template <class K>
 bool lay_out_strip(const uint8_t *rows, int64_t row_bytes, int present, int inputs, uint8_t *to, float *row_scales) {
@@ -323,7 +352,6 @@ bool lay_out_strip(const uint8_t *rows, int64_t row_bytes, int present, int inpu
     constexpr int GROUP_WORDS = K::GROUP * K::BITS / 32, HEADER = Scales::OF_GROUP;
     constexpr int GROUP_BYTES = HEADER + GROUP_WORDS * 4 * STRIP;
     static_assert(!K::IS_SHARED || K::NUMBERS == CHUNK, "a chunk is one block then");
-    alignas(64) uint32_t codes[STRIP][CHUNK * K::BITS / 32] = {};
     Scales scales;
     float inverse[STRIP];
     for (int row = 0; row < present; row++) {
@@ -332,33 +360,40 @@ bool lay_out_strip(const uint8_t *rows, int64_t row_bytes, int present, int inpu
         row_scales[row] = factor;
         inverse[row] = 1.0f / factor;
     }
+    alignas(64) uint32_t codes[K::RAW ? 1 : STRIP][CHUNK * K::BITS / 32] = {};
+    const uint8_t nothing[K::BYTES] = {};
     for (int begin = 0; begin < inputs; begin += CHUNK) {
         int count = inputs - begin < CHUNK ? inputs - begin : CHUNK, groups = count / K::GROUP;
-        for (int row = 0; row < present; row++) {
-            const uint8_t *block = rows + row * row_bytes + (int64_t)(begin / K::NUMBERS) * K::BYTES;
-            for (int at = 0; at < count; at += K::NUMBERS, block += K::BYTES) {
-                words_of<K>(block, codes[row] + at * K::BITS / 32);
+        const uint8_t *blocks[STRIP];
+        for (int row = 0; row < STRIP; row++) {
+            blocks[row] = row < present ? rows + row * row_bytes + (int64_t)(begin / K::NUMBERS) * K::BYTES : nothing;
+            if (row >= present) continue;
+            for (int at = 0; at < count; at += K::NUMBERS) {
+                const uint8_t *block = blocks[row] + at / K::NUMBERS * K::BYTES;
+                if constexpr (!K::RAW) words_of<K>(block, codes[row] + at * K::BITS / 32);
                 scales.take(block, at / K::GROUP, row, inverse[row]);
             }
         }
         scales.put(groups, GROUP_BYTES, to);
         to += Scales::OF_BLOCK;
-        int words = groups * GROUP_WORDS, word = 0;
-        for (; word + LANES <= words; word += LANES)
-            for (int row = 0; row < STRIP; row += LANES) {
-                vi some[LANES];
-                for (int i = 0; i < LANES; i++) memcpy(&some[i], codes[row + i] + word, sizeof some[i]);
-                transpose(some);
-                for (int i = 0; i < LANES; i++) {
-                    uint8_t *group = to + (word + i) / GROUP_WORDS * GROUP_BYTES + HEADER;
-                    memcpy(group + ((word + i) % GROUP_WORDS * STRIP + row) * 4, &some[i], sizeof some[i]);
+        auto place = [&](int word, int row) {
+            return to + word / GROUP_WORDS * GROUP_BYTES + HEADER + (word % GROUP_WORDS * STRIP + row) * 4;
+        };
+        if constexpr (K::RAW) {
+            for (int row = 0; row < STRIP; row += LANES)
+                pack_together<K>(blocks + row, [&](int word, vu x) { memcpy(place(word, row), &x, sizeof x); });
+        } else {
+            int words = groups * GROUP_WORDS, word = 0;
+            for (; word + LANES <= words; word += LANES)
+                for (int row = 0; row < STRIP; row += LANES) {
+                    vi some[LANES];
+                    for (int i = 0; i < LANES; i++) memcpy(&some[i], codes[row + i] + word, sizeof some[i]);
+                    transpose(some);
+                    for (int i = 0; i < LANES; i++) memcpy(place(word + i, row), &some[i], sizeof some[i]);
                 }
-            }
-        for (; word < words; word++)
-            for (int row = 0; row < STRIP; row++) {
-                uint8_t *group = to + word / GROUP_WORDS * GROUP_BYTES + HEADER;
-                memcpy(group + (word % GROUP_WORDS * STRIP + row) * 4, codes[row] + word, 4);
-            }
+            for (; word < words; word++)
+                for (int row = 0; row < STRIP; row++) memcpy(place(word, row), codes[row] + word, 4);
+        }
         to += groups * GROUP_BYTES;
     }
     return true;

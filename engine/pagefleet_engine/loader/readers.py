@@ -13,6 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 import torch
+from pagefleet_kernels.native.blocks import new_memory
 from torch import Tensor
 
 from pagefleet_engine.layers.weight import Weight, new_tensor
@@ -83,7 +84,7 @@ class Scratch:
     def _take(self, num_bytes: int) -> Tensor:
         fitting = [memory for memory in self._free if num_bytes <= memory.numel() <= _MOST_WASTE * num_bytes]
         if not fitting:
-            return torch.empty(num_bytes, dtype=torch.uint8)
+            return new_memory(num_bytes)
         smallest = min(fitting, key=Tensor.numel)
         self._free = [memory for memory in self._free if memory is not smallest]
         return smallest

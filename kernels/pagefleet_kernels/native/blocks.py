@@ -19,7 +19,7 @@ from pagefleet_kernels.native.quantized import MIDDLE, OFFSETS, STRIP, LaidOut
 
 _BYTES_PER_THREAD = 1 << 16
 """That one thread lays out sooner than another wakes."""
-_WORTH_LARGE_PAGES = 4 << 20
+_LARGE_PAGE = 2 << 20
 
 
 class BlockKind(NamedTuple):
@@ -77,7 +77,7 @@ def lay_out_blocks(library: Library, kind: BlockKind, bytes_OJ: Tensor) -> LaidO
     if bytes_OJ.stride(1) != 1 or row_bytes % kind.num_bytes:
         raise UnsupportedShapeError(f"rows {list(bytes_OJ.shape)} are not whole blocks of {kind.num_bytes} bytes")
     num_blocks = row_bytes // kind.num_bytes
-    packed = _new_memory(-(-num_outputs // STRIP) * STRIP * num_blocks * kind.packed_bytes)
+    packed = new_memory(-(-num_outputs // STRIP) * STRIP * num_blocks * kind.packed_bytes)
     row_scales_O = torch.empty(num_outputs, dtype=torch.float32)
     blocks = Blocks(bytes_OJ.data_ptr(), bytes_OJ.stride(0), num_blocks * kind.numbers, num_outputs, kind.number)
     threads = min(torch.get_num_threads(), 1 + bytes_OJ.numel() // _BYTES_PER_THREAD)
@@ -87,11 +87,16 @@ def lay_out_blocks(library: Library, kind: BlockKind, bytes_OJ: Tensor) -> LaidO
     return LaidOut(row_scales_O, packed, num_inputs, kind.bits, kind.group, kind.zeros, shared=kind.shared)
 
 
-def _new_memory(num_bytes: int) -> Tensor:
-    """uint8, in large pages where the system has them: to find and clear small ones takes longer than to fill them."""
-    if num_bytes < _WORTH_LARGE_PAGES or not hasattr(mmap, "MADV_HUGEPAGE"):
+def new_memory(num_bytes: int) -> Tensor:
+    """uint8 [num_bytes], in large pages where the system has them: to find and clear small ones takes longer than to
+    fill them."""
+    if num_bytes < _LARGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(num_bytes, dtype=torch.uint8)
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # Only what lies at their places is in large pages. The last of them is whole where little of it is for nothing.
+    whole = -(-num_bytes // _LARGE_PAGE) * _LARGE_PAGE
+    used = whole if whole - num_bytes <= num_bytes // 8 else num_bytes
+    memory = mmap.mmap(-1, used + _LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    start = -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % _LARGE_PAGE
     with suppress(OSError):  # a kernel without them
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)
+        memory.madvise(mmap.MADV_HUGEPAGE, start, used)
+    return torch.frombuffer(memory, dtype=torch.uint8, offset=start, count=num_bytes)
