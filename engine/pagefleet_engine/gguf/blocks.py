@@ -162,6 +162,4 @@ _SPLITS = {
 BLOCK_TYPES = {number: BlockType(*kind, _PLAIN.get(number), _SPLITS.get(number)) for number, kind in KINDS.items()}
 """By the number that a file has for each."""
 
-F32 = BLOCK_TYPES[0]
-
 BY_NAME = {kind.name: kind for kind in BLOCK_TYPES.values()}
