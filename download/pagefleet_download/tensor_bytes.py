@@ -17,8 +17,12 @@ from pagefleet_download.reading import read_range, side_by_side
 from pagefleet_download.settings import DownloadSettings
 from pagefleet_download.source import ModelSource, RemoteFile
 
-_LENGTH_BYTES = 8
+LENGTH_BYTES = 8
+"""Of the length that a file begins with."""
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
+_SMALL_HEADER_BYTES = 1 << 20
+_FILE_PER_HEADER = 32
+"""Least bytes of a file for one of a header that is not small. Who reads it takes some twenty for it."""
 _OF_EXPERTS = re.compile(r"\.experts\.|\.block_sparse_moe\.(input|output)_linear\.")
 """Tensors of experts that tokens choose from; the second names are Granite's. Shared ones are called otherwise."""
 
@@ -41,10 +45,20 @@ async def read_headers(
         total += file.size - before  # not in one line with the wait: others add meanwhile
         if names:
             async with one_header:
-                tensors.update(_sizes(await read_range(source, file, _LENGTH_BYTES, before, settings), file))
+                tensors.update(_sizes(await read_range(source, file, LENGTH_BYTES, before, settings), file))
 
     await side_by_side(add, files, settings.parallel_files)
     return total, tensors
+
+
+def header_bytes(beginning: bytes, size: int) -> int | None:
+    """Return the length of the header of a file of `size` bytes that begins so.
+
+    None: no file of weights is so. It is cut, or its header would take more memory than its tensors.
+    """
+    length = int.from_bytes(beginning[:LENGTH_BYTES], "little") if size > LENGTH_BYTES else 0
+    most = min(_MAX_HEADER_BYTES, size - LENGTH_BYTES, max(_SMALL_HEADER_BYTES, size // _FILE_PER_HEADER))
+    return length if 0 < length <= most else None
 
 
 def expert_bytes(tensors: Mapping[str, int]) -> int:
@@ -53,12 +67,11 @@ def expert_bytes(tensors: Mapping[str, int]) -> int:
 
 
 async def _bytes_before_tensors(source: ModelSource, file: RemoteFile, settings: DownloadSettings) -> int:
-    header = 0
-    if file.size > _LENGTH_BYTES:
-        header = int.from_bytes(await read_range(source, file, 0, _LENGTH_BYTES, settings), "little")
-    if not 0 < header <= min(_MAX_HEADER_BYTES, file.size - _LENGTH_BYTES):
+    beginning = await read_range(source, file, 0, min(LENGTH_BYTES, file.size), settings) if file.size else b""
+    length = header_bytes(beginning, file.size)
+    if length is None:
         raise _broken(file)
-    return _LENGTH_BYTES + header
+    return LENGTH_BYTES + length
 
 
 class _Tensor(msgspec.Struct):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pagefleet_download.download import inspect
 from pagefleet_download.progress import ProgressMeter
+from pagefleet_download.tensor_bytes import header_bytes
 from pagefleet_protocol.model_facts import DownloadResult
 
 from tests.fakes.downloads import fast
@@ -65,3 +66,20 @@ def test_a_header_that_cannot_be_is_one_line(header: bytes, tmp_path: Path) -> N
     found = look(tmp_path)
     assert found.reason == "BadModel"
     assert "is truncated or not a safetensors file: repair the model" in found.message
+
+
+@pytest.mark.parametrize(
+    ("length", "size", "sound"),
+    [
+        (0, 100, False),
+        (92, 100, True),
+        (93, 100, False),
+        (1 << 20, (1 << 20) + 8, True),
+        ((1 << 20) + 1, 2 << 20, False),
+        (2 << 20, 64 << 20, True),
+        (100_000_000, 1 << 40, True),
+        (100_000_001, 1 << 40, False),
+    ],
+)
+def test_a_header_is_small_beside_its_file(length: int, size: int, sound: bool) -> None:
+    assert header_bytes(length.to_bytes(8, "little"), size) == (length if sound else None)

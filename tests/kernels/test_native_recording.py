@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 
@@ -61,6 +62,12 @@ def test_it_computes_what_computing_anew_gives(data: st.DataObject) -> None:
             ids_T.copy_(torch.tensor(data.draw(st.lists(st.integers(0, 31), min_size=rows, max_size=rows))))
             which = data.draw(st.sampled_from(recordings))
             assert torch.equal(which.run(), net(ids_T))
+
+
+def test_it_waits_for_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch._dynamo", None)  # an import of it fails
+    with torch.inference_mode():
+        Recording(LIBRARIES[0], RecordingMemory(4096), lambda: torch.ones(4) + 1)
 
 
 def test_layers_work_in_the_memory_of_those_before() -> None:

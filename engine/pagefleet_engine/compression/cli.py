@@ -63,6 +63,8 @@ def _run(config: QuantizeConfig) -> str:
     from pagefleet_engine.models.config_file import read_arch  # noqa: PLC0415
     from pagefleet_engine.text.model_files import load_text_model  # noqa: PLC0415
 
+    if config.group_size == 0:
+        raise ConfigError("--group-size is 0: give the inputs that share a scale, or -1 for whole rows")
     usual: Algorithm = "rtn" if config.scheme.startswith("fp8") else "gptq"
     algorithm = usual if config.algorithm == "auto" else config.algorithm
     in_groups = config.scheme.startswith("w") and config.group_size > 0

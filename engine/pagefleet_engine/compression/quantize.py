@@ -6,11 +6,11 @@ read a layer  ->  run it, watching what its matrices multiply  ->  round them  -
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import regex
 import torch
 from torch import Tensor
 
@@ -222,7 +222,7 @@ def _check_patterns(patterns: Sequence[str], names: frozenset[str]) -> None:
     for pattern in patterns:
         try:
             known = any(matches(pattern, name) for name in (*names, _HEAD))
-        except re.error as error:
+        except regex.error as error:
             raise ConfigError(f"--ignore {pattern[:80]!a} is no regular expression ({error})") from None
         if not known:
             some = ", ".join(sorted(names)[:2])
@@ -234,4 +234,4 @@ def _check_patterns(patterns: Sequence[str], names: frozenset[str]) -> None:
 
 def _item_bytes(dtype: str) -> int:
     """Of safetensors' name of a type, as in BF16."""
-    return int("".join(re.findall(r"\d+", dtype.partition("_")[0])) or 8) // 8
+    return int("".join(regex.findall(r"\d+", dtype.partition("_")[0])) or 8) // 8

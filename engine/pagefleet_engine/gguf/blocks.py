@@ -160,6 +160,4 @@ BLOCK_TYPES = {
 }
 """By the number that a file has for each."""
 
-F32 = BLOCK_TYPES[0]
-
 BY_NAME = {kind.name: kind for kind in BLOCK_TYPES.values()}

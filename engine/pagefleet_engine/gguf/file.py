@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pagefleet_protocol.model_config.fields import ModelConfigError
-from pagefleet_protocol.model_config.gguf_header import GgufHeader, parse_gguf, parts_named
+from pagefleet_protocol.model_config.gguf_header import GgufHeader, GgufKind, parse_gguf, parts_named
 
 from pagefleet_engine.errors import ModelLoadError
-from pagefleet_engine.gguf.blocks import BLOCK_TYPES, BlockType
 
 
 class GgufTensor(NamedTuple):
@@ -21,7 +20,7 @@ class GgufTensor(NamedTuple):
     path: Path
     shape: tuple[int, ...]
     """Rows first."""
-    type: BlockType
+    type: GgufKind
     start: int
     """In the file."""
 
@@ -82,7 +81,7 @@ def _parts_of(path: Path) -> tuple[Path, ...]:
 
 def _located(path: Path, header: GgufHeader) -> dict[str, GgufTensor]:
     tensors = header.tensors.items()
-    return {name: GgufTensor(path, one.shape, BLOCK_TYPES[one.number], one.start) for name, one in tensors}
+    return {name: GgufTensor(path, one.shape, one.type, one.start) for name, one in tensors}
 
 
 def _read_header(path: Path) -> GgufHeader:

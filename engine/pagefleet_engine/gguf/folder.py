@@ -21,7 +21,6 @@ from pagefleet_protocol.model_config.gguf_header import first_part, is_beside_a_
 from pagefleet_protocol.model_config.shape import read_shape
 
 from pagefleet_engine.errors import ModelLoadError
-from pagefleet_engine.gguf.blocks import F32
 from pagefleet_engine.gguf.file import GgufModel, read_gguf
 from pagefleet_engine.gguf.tokenizer import tokenizer_files
 
@@ -111,7 +110,7 @@ def _rope_factors(model: GgufModel) -> dict[str, list[float]]:
         tensor = model.tensors.get(name)
         if tensor is None:
             continue
-        if tensor.type is not F32 or len(tensor.shape) != 1 or tensor.shape[0] > _MOST_FACTORS:
+        if tensor.type.name != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > _MOST_FACTORS:
             raise ModelLoadError(f"{tensor.path}: {name} is no list of numbers: download the file again")
         found[name] = np.fromfile(tensor.path, np.float32, tensor.shape[0], offset=tensor.start).tolist()
     return found

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import regex
 import torch
 from pagefleet_protocol.model_config.gguf_types import KINDS
 
@@ -25,6 +25,8 @@ InputScales = Literal["none", "tensor", "token", "group"]
 
 _CLASS = "Linear"
 _RUN = 32
+_MATCH_S = 0.2
+"""Most of a processor's time that a comparison with a name may take: there are expressions that would take hours."""
 STORAGE = {"fp8": torch.float8_e4m3fn, "int8": torch.int8, "mxfp4": torch.uint8}
 """The torch type of each number format; two numbers of MXFP4 lie in one."""
 
@@ -260,7 +262,12 @@ class Quantization:
 def matches(pattern: str, name: str) -> bool:
     """Whether a checkpoint's pattern names the layer: its class, its name or that of a part it is in, or `re:...`."""
     if pattern.startswith("re:"):
-        return re.match(pattern.removeprefix("re:"), name) is not None
+        try:
+            return regex.match(pattern.removeprefix("re:"), name, timeout=_MATCH_S) is not None
+        except TimeoutError:
+            raise ModelLoadError(
+                f"{pattern[:80]!r} takes too long to compare with {name}: repair it, no repeat should be within another"
+            ) from None
     return pattern in (_CLASS, name) or name.startswith(pattern + ".")
 
 

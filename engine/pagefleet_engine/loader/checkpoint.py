@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from pagefleet_download.tensor_bytes import LENGTH_BYTES, header_bytes
 from safetensors import SafetensorError, safe_open
 
 from pagefleet_engine.errors import ModelLoadError
@@ -21,7 +22,6 @@ from pagefleet_engine.models.config_file import read_json
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-_LENGTH_BYTES = 8
 _MOST_SHOWN = 160
 """Characters of a name."""
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
@@ -100,10 +100,11 @@ class TensorFile:
         """Raises ModelLoadError when the file is damaged or lacks a tensor that the index puts there."""
         self.path = path
         try:
-            with safe_open(path, framework="pt", device="cpu") as file:  # checks lengths, offsets and types
+            length = _header_length(path)
+            with safe_open(path, framework="pt", device="cpu") as file:  # checks offsets and types
                 self.names: list[str] = list(file.offset_keys())
                 """See TensorSource."""
-            self._start, self._header = _read_header(path)
+            self._start, self._header = LENGTH_BYTES + length, _read_header(path, length)
         except (SafetensorError, OSError) as error:
             size = path.stat().st_size if path.exists() else 0
             raise ModelLoadError(
@@ -136,11 +137,19 @@ class TensorFile:
         return self._start + int(self._header[name]["data_offsets"][0])
 
 
-def _read_header(path: Path) -> tuple[int, dict[str, Any]]:
-    """Where the tensors begin, and what the header says of each; of a file that is known to be sound."""
+def _header_length(path: Path) -> int:
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        return _LENGTH_BYTES + length, json.loads(file.read(length))
+        length = header_bytes(file.read(LENGTH_BYTES), os.fstat(file.fileno()).st_size)
+    if length is None:
+        raise SafetensorError("its header has no length that a header of weights has")
+    return length
+
+
+def _read_header(path: Path, length: int) -> dict[str, Any]:
+    """What the header says of each tensor; of a file that is known to be sound."""
+    with path.open("rb") as file:
+        file.seek(LENGTH_BYTES)
+        return dict(json.loads(file.read(length)))
 
 
 def _indexed_files(folder: Path) -> dict[Path, frozenset[str] | None]:

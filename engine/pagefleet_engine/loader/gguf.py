@@ -76,7 +76,7 @@ class GgufSource:
     def form(self, name: str) -> StoredForm:
         """See TensorSource."""
         tensor, ours = self._held[name]
-        stored = torch.uint8 if name in self._raw else _stored(tensor.type, ours.unit_more, self._native)
+        stored = torch.uint8 if name in self._raw else _stored(BY_NAME[tensor.type.name], ours.unit_more, self._native)
         return StoredForm(stored, self._head_dim if ours.in_turns else None)
 
     def offset(self, name: str) -> int:

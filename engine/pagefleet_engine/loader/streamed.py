@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 
 from pagefleet_download.errors import DownloadError
 from pagefleet_download.source import RemoteFile
+from pagefleet_download.tensor_bytes import LENGTH_BYTES, header_bytes
 from pagefleet_download.weight_stream import WeightStream
 
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.loader.checkpoint import StoredForm, plain_form
 
-_LENGTH_BYTES = 8
-_MOST_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 _BITS = {
     "F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16,
     "F8_E4M3": 8, "F8_E5M2": 8, "I8": 8, "U8": 8, "BOOL": 8,
@@ -116,12 +115,12 @@ def read_header(read: Callable[[int, int], bytes], size: int) -> Mapping[str, En
         ValueError: the header lies; the message goes on with what to do.
     """
     told = f"({size} bytes) is truncated or not a safetensors file: upload it again"
-    length = int.from_bytes(read(0, _LENGTH_BYTES), "little") if size > _LENGTH_BYTES else 0
-    begin = _LENGTH_BYTES + length
-    if not 0 < length <= min(_MOST_HEADER_BYTES, size - _LENGTH_BYTES):
+    length = header_bytes(read(0, min(LENGTH_BYTES, size)) if size else b"", size)
+    if length is None:
         raise ValueError(told)
+    begin = LENGTH_BYTES + length
     try:
-        header = json.loads(read(_LENGTH_BYTES, begin))
+        header = json.loads(read(LENGTH_BYTES, begin))
         found = {name: _entry(value, begin) for name, value in header.items() if name != "__metadata__"}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ValueError(told) from None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
+import regex
 from pagefleet_protocol.model_config.fields import ConfigFields
 
 from pagefleet_engine.errors import ModelLoadError
@@ -74,8 +74,8 @@ def layer_patterns(fields: ConfigFields, name: str) -> tuple[str, ...]:
 def check_expression(expression: str, pattern: str, fields: ConfigFields, name: str) -> None:
     """Raises ModelLoadError where the field has what is no regular expression, in a pattern."""
     try:
-        re.compile(expression)
-    except re.error as error:
+        regex.compile(expression)
+    except regex.error as error:
         raise ModelLoadError(
             f"{fields.source}: {name} has {pattern[:80]!r}, no regular expression ({error}): repair the file"
         ) from error

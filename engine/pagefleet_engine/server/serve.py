@@ -30,8 +30,6 @@ from pagefleet_engine.client.data_ranks import core_processes
 from pagefleet_engine.config import EngineConfig, ServerConfig
 from pagefleet_engine.local_model import bring_local_model
 from pagefleet_engine.server import text_work
-from pagefleet_engine.server.api_process import ApiOpen
-from pagefleet_engine.server.api_processes import ApiProcesses
 from pagefleet_engine.server.app import Parts, create_app
 from pagefleet_engine.server.assembly import (
     Around,
@@ -149,6 +147,8 @@ async def _load(
         after.push_async_callback(asyncio.to_thread, inputs.tracer.close)
         others = None
         if door.listener.others:
+            from pagefleet_engine.server.api_processes import ApiProcesses  # noqa: PLC0415 one alone needs no HTTP client
+
             others = ApiProcesses(config, server, door.listener.others)
             after.push_async_callback(others.close)
             others.start()
@@ -178,6 +178,8 @@ async def _load(
         parts = make_parts(config, server, door.keys, inputs, own)
         app = create_app(parts, server)
         if others is not None and siblings is not None:
+            from pagefleet_engine.server.api_process import ApiOpen  # noqa: PLC0415 as above
+
             await siblings.start()
             after.push_async_callback(siblings.stop)
             await after.enter_async_context(others.relayed_to(app))

@@ -177,6 +177,11 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._notes, self._memory = notes, memory
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: to tell torch.compile to keep off, torch would import all of it, which takes seconds."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if _differs(func):

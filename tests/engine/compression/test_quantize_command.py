@@ -44,6 +44,7 @@ def test_a_model_is_written_with_a_report(tmp_path: Path, capsys: pytest.Capture
         (["--scheme", "fp8", "--algorithm", "gptq"], "--algorithm gptq is for whole numbers"),
         (["--scheme", "int8", "--algorithm", "awq"], "--algorithm awq is for weights alone"),
         (["--max-seq-length", "1"], "--max-seq-length"),
+        (["--group-size", "0"], "--group-size is 0: give the inputs that share a scale, or -1 for whole rows"),
         (["--calibration", "/no/such.txt"], "--calibration /no/such.txt cannot be read (FileNotFoundError)"),
     ],
 )

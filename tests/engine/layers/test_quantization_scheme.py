@@ -33,6 +33,11 @@ def test_patterns(pattern: str, name: str, expected: bool) -> None:
     assert matches(pattern, name) is expected
 
 
+def test_an_expression_that_would_take_hours_is_refused() -> None:
+    with pytest.raises(ModelLoadError, match=r"takes too long to compare with aaa.*: repair it"):
+        matches(r"re:(a|aa|[a-z]+)*$", "a" * 60 + "!")
+
+
 def test_the_first_rule_that_names_a_layer_decides() -> None:
     rules = (Rule(("re:.*mlp.*",), INT8), Rule(("Linear",), FP8))
     quantization = Quantization(rules=rules, ignored=("lm_head", "re:.*layers[.]0[.].*"))
