@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,12 +16,15 @@ from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.layers.quantization_scheme import Quantization
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.models.model import Model
+from pagefleet_engine.worker import runner_factory
 from pagefleet_engine.worker.compile import compile_model, fingerprint
+from pagefleet_engine.worker.recorded_forward import RecordedForward
 from torch import Tensor
 
 from tests.fakes.architectures import llama_arch
 from tests.fakes.dense_attention import DenseSequence, DenseStep
 from tests.fakes.graph_steps import small_model
+from tests.fakes.native_kernels import native_libraries
 from tests.fakes.small_model import write_small_model
 
 CPU = torch.device("cpu")
@@ -125,6 +129,7 @@ def test_a_second_start_finds_what_the_first_compiled(tmp_path: Path, monkeypatc
 
 @pytest.mark.usefixtures("_fresh_compiler")
 def test_an_engine_that_compiles_answers_as_one_that_does_not(tmp_path: Path) -> None:
+    """And records no steps: what torch.compile fuses cannot be noted."""
     folder = write_small_model(tmp_path / "model")
     settings: dict[str, Any] = {"load_format": "dummy", "dtype": "float32", "num_kv_blocks": 64, "num_threads": 1}
     prompts: list[Any] = [{"prompt_token_ids": list(range(3, 3 + length))} for length in (1, 9, 30)]
@@ -132,11 +137,15 @@ def test_an_engine_that_compiles_answers_as_one_that_does_not(tmp_path: Path) ->
     answers = []
     for compiles in (False, True):
         start = compiled_code()
-        with LLM(
-            model=str(folder), skip_tokenizer_init=True, compile=compiles, cache_dir=str(tmp_path), **settings
-        ) as llm:
+        with (
+            mock.patch.object(runner_factory, "RecordedForward", wraps=RecordedForward) as recorded,
+            LLM(
+                model=str(folder), skip_tokenizer_init=True, compile=compiles, cache_dir=str(tmp_path), **settings
+            ) as llm,
+        ):
             ready = compiled_code()
             results = llm.generate(prompts, params, use_tqdm=False)
+        assert recorded.called == (not compiles and bool(native_libraries()))
         answers.append([result.outputs[0].token_ids for result in results])
         assert (ready > start) == compiles
         assert compiled_code() == ready
