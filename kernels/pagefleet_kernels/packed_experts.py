@@ -20,7 +20,15 @@ from pagefleet_kernels.expert_blocks import ExpertBlocks
 from pagefleet_kernels.expert_gates import Gate
 from pagefleet_kernels.expert_tiles import begin_tile, end_tile
 from pagefleet_kernels.fp8 import FP8, as_bytes, has_native_fp8
-from pagefleet_kernels.packed_matmul import RUN, PackedWeights, check_packed, inputs_of, load_inputs, multiply_numbers
+from pagefleet_kernels.packed_matmul import (
+    RUN,
+    PackedWeights,
+    check_packed,
+    inputs_of,
+    load_inputs,
+    load_zeros,
+    multiply_numbers,
+)
 from pagefleet_kernels.quantize import Activations, Quantized
 from pagefleet_kernels.tuning import launch_table, tile_warps
 
@@ -277,7 +285,7 @@ def _part(  # type: ignore[no-untyped-def]
     weight = tl.load(bytes_ptr, mask=mask, other=0)
     zero = 1 << (BITS - 1)
     if HAS_ZEROS:
-        zero = tl.load(zero_ptr, mask=inside_n, other=0).to(tl.int32)[None, :]
+        zero = load_zeros(zero_ptr, inside_n)
     part = sums
     if GROUP > 0:
         part = tl.zeros_like(sums)

@@ -37,7 +37,7 @@ class PackedWeights:
     scales_OG: torch.Tensor
     """float32"""
     zeros_OG: torch.Tensor | None
-    """uint8; None: 8, or 128 for numbers of 8 bits."""
+    """uint8, or float32 where they are no whole numbers; None: 8, or 128 for numbers of 8 bits."""
     bits: int
     """4 or 8."""
     group: int | None
@@ -281,7 +281,7 @@ def _packed_matmul_kernel(  # type: ignore[no-untyped-def]
             column = 0
             if GROUP > 0:
                 column = start // GROUP
-            zero = tl.load(zero_row_ptr + column, mask=inside_n, other=0).to(tl.int32)[None, :]
+            zero = load_zeros(zero_row_ptr + column, inside_n)
         else:
             zero = middle
         part = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -329,8 +329,17 @@ def inputs_of(j, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @jit()
+def load_zeros(ptr, mask):  # type: ignore[no-untyped-def]
+    """A row of zero points."""
+    zero = tl.load(ptr, mask=mask, other=0)
+    if ptr.dtype.element_ty == tl.uint8:
+        zero = zero.to(tl.int32)
+    return zero[None, :]
+
+
+@jit()
 def multiply_numbers(x, numbers, sums, IEEE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """`sums + x numbers`; numbers of up to 8 bits are exact in any float type."""
+    """`sums + x numbers`; numbers of up to 8 bits are exact in any float type, what is less by a float is rounded."""
     weight = numbers.to(tl.float32)
     if IEEE:  # the interpreter would multiply the bit patterns of bfloat16
         sums = tl.dot(x.to(tl.float32), weight, sums, input_precision="ieee")

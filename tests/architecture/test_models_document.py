@@ -29,6 +29,7 @@ from tests.fakes.coded_checkpoints import Coded
 from tests.fakes.native_kernels import native_library
 from tests.fakes.packed_checkpoints import Packed
 from tests.fakes.quantized_checkpoints import Recipe
+from tests.fakes.torchao_checkpoints import Stored
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "models.md"
@@ -182,6 +183,8 @@ FORMS: dict[str, dict[str, Any] | None] = {
     "MXFP4, gpt-oss": {"quant_method": "mxfp4"},
     "bitsandbytes nf4": Coded("nf4").config(),
     "bitsandbytes INT8": Coded("int8").config(),
+    "torchao INT4": Stored("int4").config(),
+    "HQQ of 4 bits": Stored("hqq").config(),
 }
 
 

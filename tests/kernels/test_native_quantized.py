@@ -178,6 +178,16 @@ def test_each_instruction_set_and_number_of_rows(library: Library, rows: int, bi
     assert_close(PackedProduct(library, weights)(x), reference_product(x, weights))
 
 
+@pytest.mark.parametrize(("bits", "group"), [(4, 64), (8, None)])
+def test_zero_points_between_numbers(library: Library, bits: int, group: int | None) -> None:
+    """They become offsets of 16 bits."""
+    weights, x = make_weights(70, 256, bits, group, "points"), make_inputs(5, 256)
+    assert weights.zeros_OG is not None
+    weights = replace(weights, zeros_OG=weights.zeros_OG + 0.37)
+    out, expected = PackedProduct(library, weights)(x), reference_product(x, weights)
+    assert (out - expected).norm() < 1e-3 * expected.norm()
+
+
 @pytest.mark.parametrize("dtype", [FLOAT, BF16])
 @pytest.mark.parametrize("rows", [1, 9])
 def test_what_follows_a_product(library: Library, rows: int, dtype: torch.dtype) -> None:

@@ -15,18 +15,22 @@ from pagefleet_kernels.quantize import Quantized, QuantizeSpec, quantize
 EXPERTS, TOP_K = 3, 2
 
 
-def weights_of(outputs: int, inputs: int, bits: int, group: int | None, zeros: bool) -> PackedWeights:
+def weights_of(outputs: int, inputs: int, bits: int, group: int | None, zeros: bool | float) -> PackedWeights:
     generator = torch.Generator().manual_seed(bits)
     rows, groups = EXPERTS * outputs, inputs // (group or inputs)
     numbers = torch.randint(0, 1 << bits, (rows, inputs), generator=generator).to(torch.uint8)
     zero = torch.randint(0, 1 << bits, (rows, groups), generator=generator).to(torch.uint8)
+    if isinstance(zeros, float):
+        zero = zero + zeros
     scales = torch.rand(rows, groups, generator=generator) / (1 << bits)
     return PackedWeights(pack_numbers(numbers, bits), scales, zero if zeros else None, bits, group)
 
 
 @pytest.mark.parametrize("gate", [None, "silu"])
-@pytest.mark.parametrize(("bits", "group", "zeros"), [(4, 32, True), (4, None, False), (8, 64, False), (8, None, True)])
-def test_each_pair_meets_its_expert(bits: int, group: int | None, zeros: bool, gate: Kind | None) -> None:
+@pytest.mark.parametrize(
+    ("bits", "group", "zeros"), [(4, 32, True), (4, None, False), (8, 64, False), (8, None, True), (4, 64, 0.3)]
+)
+def test_each_pair_meets_its_expert(bits: int, group: int | None, zeros: bool | float, gate: Kind | None) -> None:
     outputs, inputs = 48, 128
     weights = weights_of(outputs, inputs, bits, group, zeros)
     x = torch.randn(5, inputs, generator=torch.Generator().manual_seed(1))

@@ -22,9 +22,9 @@ TOLERANCE = {torch.float32: (1e-5, 1e-4), torch.float16: (2e-3, 2e-2), torch.bfl
 
 
 def random_weights(
-    outputs: int, inputs: int, bits: int, group: int | None, zeros: bool, device: torch.device
+    outputs: int, inputs: int, bits: int, group: int | None, zeros: bool | float, device: torch.device
 ) -> tuple[PackedWeights, torch.Tensor]:
-    """Weights, and the float32 numbers that they stand for."""
+    """Weights, and the float32 numbers that they stand for. A float is added to zero points, which are floats then."""
     generator = torch.Generator().manual_seed(bits)
     groups = inputs // (group or inputs)
     numbers = torch.randint(0, 1 << bits, (outputs, inputs), generator=generator)
@@ -32,17 +32,27 @@ def random_weights(
     zero = torch.randint(0, 1 << bits, (outputs, groups), generator=generator)
     if not zeros:
         zero = torch.full_like(zero, 1 << (bits - 1))
+    if isinstance(zeros, float):
+        zero = zero + zeros
     spread = [one.repeat_interleave(group or inputs, 1) for one in (zero, scales)]
     meant = (numbers - spread[0]).float() * spread[1]
     packed = pack_numbers(numbers.to(torch.uint8), bits).to(device)
-    zeros_OG = zero.to(torch.uint8).to(device) if zeros else None
+    zeros_OG = zero.to(torch.float32 if isinstance(zeros, float) else torch.uint8).to(device) if zeros else None
     return PackedWeights(packed, scales.to(device), zeros_OG, bits, group), meant.to(device)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(
     ("bits", "group", "zeros", "inputs"),
-    [(4, 32, True, 96), (4, 64, False, 128), (4, None, True, 160), (8, 32, True, 96), (8, None, False, 96)],
+    [
+        (4, 32, True, 96),
+        (4, 64, False, 128),
+        (4, None, True, 160),
+        (8, 32, True, 96),
+        (8, None, False, 96),
+        (4, 32, 0.37, 96),
+        (8, None, -0.4, 96),
+    ],
 )
 @pytest.mark.parametrize(("rows", "outputs"), [(1, 40), (19, 32)])
 def test_products(
@@ -50,7 +60,7 @@ def test_products(
     outputs: int,
     bits: int,
     group: int | None,
-    zeros: bool,
+    zeros: bool | float,
     inputs: int,
     dtype: torch.dtype,
     device: torch.device,

@@ -99,7 +99,7 @@ class QuantizationScheme:
         return f"{self.number} weights per {self.weight_scales}{size}, {inputs}"
 
 
-Packing = Literal["compressed-tensors", "int-quantized", "awq", "gptq", "gptq_v2"]
+Packing = Literal["compressed-tensors", "int-quantized", "awq", "gptq", "gptq_v2", "torchao", "hqq"]
 
 _WORD_BITS = 32
 LOOSE_BITS = 3
@@ -115,7 +115,8 @@ class PackedScheme:
 
     packing: Packing
     """Names and order of the tensors: compressed-tensors `pack-quantized`, or `int-quantized`, with each number in a
-    byte, around zero; AWQ `gemm`; GPTQ, whose first version stores zero points less one."""
+    byte, around zero; AWQ `gemm`; GPTQ, whose first version stores zero points less one; torchao and HQQ, as `loader`
+    has them, whose zero points are floats."""
     bits: int
     """2, 3, 4 or 8."""
     group_size: int | None
@@ -136,11 +137,17 @@ class PackedScheme:
         return _WORD_BITS if self.bits == LOOSE_BITS else _WORD_BITS // self.bits
 
     @property
+    def float_zeros(self) -> bool:
+        """Zero points are no whole numbers, one for each row and group."""
+        return self.packing in ("torchao", "hqq")
+
+    @property
     def block(self) -> tuple[int, int]:
         """Rows and columns that ranks cannot divide."""
         group = 1 if self.act_order or self.group_size is None else self.group_size
         by_columns = 1 if self.packing == "awq" else self.word
-        rows = 1 if self.packing == "compressed-tensors" and not self.zero_points else self.word
+        by_rows = self.packing == "compressed-tensors" and not self.zero_points
+        rows = 1 if by_rows or self.float_zeros else self.word
         return rows, math.lcm(group, by_columns)
 
     def describe(self) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -137,6 +137,7 @@ class _Settled:
     def __init__(self, file: TensorSource, hidden: set[str], shapes: dict[str, tuple[int, ...]]) -> None:
         self._file, self._shapes, self.path = file, shapes, file.path
         self.names = [name for name in file.names if name not in hidden]
+        self.metadata = file.metadata
 
     def shape(self, name: str) -> tuple[int, ...]:
         """See TensorSource."""
@@ -166,6 +167,7 @@ class _Made:
 
     def __init__(self, path: Path, tensors: dict[str, Tensor]) -> None:
         self.path, self.names = path, list(tensors)
+        self.metadata: Mapping[str, str] = {}
         self._shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         sizes = [4 * tensor.numel() for tensor in tensors.values()]
         self._starts = dict(zip(self.names, itertools.accumulate(sizes, initial=0), strict=False))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -25,8 +25,7 @@ _SINGLE = "model.safetensors"
 _MOST_SHOWN = 160
 """Characters of a name."""
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
-# safetensors' names of the types that we read
-_STORED_AS = {
+STORED_AS = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -35,7 +34,9 @@ _STORED_AS = {
     "I8": torch.int8,
     "U8": torch.uint8,
     "I32": torch.int32,
+    "I64": torch.int64,
 }
+"""By safetensors' names the types that we read."""
 
 
 def checkpoint_files(folder: Path) -> dict[Path, frozenset[str] | None]:
@@ -61,7 +62,7 @@ class StoredForm(NamedTuple):
 
 def plain_form(dtype: str) -> StoredForm:
     """Of numbers of a type that safetensors calls so, and that is read."""
-    return StoredForm(_STORED_AS[dtype])
+    return StoredForm(STORED_AS[dtype])
 
 
 class TensorSource(Protocol):
@@ -71,6 +72,8 @@ class TensorSource(Protocol):
     """For messages; of a file of another place its name."""
     names: list[str]
     """Tensors in the order in which they lie in the file."""
+    metadata: Mapping[str, str]
+    """What the header says besides."""
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a tensor, from the header, as the next two."""
@@ -105,6 +108,8 @@ class TensorFile:
                 self.names: list[str] = list(file.offset_keys())
                 """See TensorSource."""
             self._start, self._header = LENGTH_BYTES + length, _read_header(path, length)
+            self.metadata: Mapping[str, str] = self._header.get("__metadata__", {})
+            """See TensorSource."""
         except (SafetensorError, OSError) as error:
             size = path.stat().st_size if path.exists() else 0
             raise ModelLoadError(

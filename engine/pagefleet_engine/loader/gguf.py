@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,8 @@ class GgufSource:
         """See TensorSource."""
         self._held = held
         self.names = list(held)
+        """See TensorSource."""
+        self.metadata: Mapping[str, str] = {}
         """See TensorSource."""
         self._head_dim, self._raw, self._native = head_dim, raw, native
 

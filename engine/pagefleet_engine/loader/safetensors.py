@@ -27,7 +27,7 @@ from pagefleet_engine.cores import staying_free
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.shard import Shard, shard_of
 from pagefleet_engine.layers.weight import Kept, Placement, UnusableTensorError, Weight, same_shape
-from pagefleet_engine.loader.bitsandbytes import settled
+from pagefleet_engine.loader import bitsandbytes, hqq, torchao
 from pagefleet_engine.loader.checkpoint import TensorFile, TensorSource, checkpoint_files, name_some
 from pagefleet_engine.loader.gguf import ENCODED, gguf_sources
 from pagefleet_engine.loader.readers import PIECE_BYTES, Encoding, Readable, Reader, Stored, reader_for, stored_bytes
@@ -148,7 +148,7 @@ def fill_from_safetensors(
         files = gguf_sources(folder, raw, reading.native)
     if not files:
         files = [TensorFile(path, wanted) for path, wanted in checkpoint_files(folder).items()]
-    files = settled(files)
+    files = hqq.settled(bitsandbytes.settled(files))
     stored = {name for file in files for name in file.names}
     layout = layout_of(stored, destinations)
     destinations = {layout.stored_name(name): destination for name, destination in destinations.items()}
@@ -156,6 +156,7 @@ def fill_from_safetensors(
     passed_over = [layout.stored_name(name) for name in (*foreign.unused, *(("lm_head.",) if tied_head else ()))]
     others = {layout.stored_name(name) for name in foreign.elsewhere}
     others |= _packed_biases(others)
+    files = torchao.settled(files, destinations.keys() | others)
     destinations |= _zero_biases(files, destinations) | _neighbours(files, destinations)
     _check_names(folder, files, destinations, (*layout.foreign, *passed_over), others)
     for file in files:

@@ -48,7 +48,7 @@ class StreamedFile:
         self.path = Path(file.name)
         """See TensorSource."""
         try:
-            self._entries = read_header(self._read, file.size)
+            self._entries, self.metadata = read_header(self._read, file.size)
         except (DownloadError, ValueError) as error:
             raise ModelLoadError(f"{file.name}: {error}") from error
         self.names = list(self._entries)
@@ -104,8 +104,9 @@ def streamed_files(folder: Path) -> Iterator[list[StreamedFile]]:
         raise ModelLoadError(str(error)) from error
 
 
-def read_header(read: Callable[[int, int], bytes], size: int) -> Mapping[str, Entry]:
-    """Return the tensors of a safetensors file of `size` bytes in their order; checks what the library would.
+def read_header(read: Callable[[int, int], bytes], size: int) -> tuple[Mapping[str, Entry], Mapping[str, str]]:
+    """Return the tensors of a safetensors file of `size` bytes in their order, and what its header says besides; checks
+    what the library would.
 
     Args:
         read: returns bytes from one offset up to another.
@@ -121,7 +122,8 @@ def read_header(read: Callable[[int, int], bytes], size: int) -> Mapping[str, En
     begin = LENGTH_BYTES + length
     try:
         header = json.loads(read(LENGTH_BYTES, begin))
-        found = {name: _entry(value, begin) for name, value in header.items() if name != "__metadata__"}
+        metadata = {str(name): str(value) for name, value in (header.pop("__metadata__", None) or {}).items()}
+        found = {name: _entry(value, begin) for name, value in header.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ValueError(told) from None
     ordered = sorted(found.items(), key=lambda item: (item[1][0].start, item[1][1]))
@@ -132,7 +134,7 @@ def read_header(read: Callable[[int, int], bytes], size: int) -> Mapping[str, En
         at = stop
     if at != size:
         raise ValueError(told)
-    return {name: entry for name, (entry, _) in ordered}
+    return {name: entry for name, (entry, _) in ordered}, metadata
 
 
 def _entry(value: Mapping[str, Any], begin: int) -> tuple[Entry, int]:

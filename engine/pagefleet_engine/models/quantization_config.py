@@ -1,8 +1,8 @@
 """How a checkpoint is quantized, from the `quantization_config` of its config.json.
 
-Eleven spellings are read: compressed-tensors (llm-compressor), `fp8` (DeepSeek, Qwen), `mxfp4` (gpt-oss), `awq`,
-`gptq`, `auto-round`, `fbgemm_fp8`, `modelopt`, `quark`, `bitsandbytes`, and our own of GGUF. What cannot be computed as
-it was meant is refused, with what can.
+Thirteen spellings are read: compressed-tensors (llm-compressor), `fp8` (DeepSeek, Qwen), `mxfp4` (gpt-oss), `awq`,
+`gptq`, `auto-round`, `fbgemm_fp8`, `modelopt`, `quark`, `bitsandbytes`, `torchao`, `hqq`, and our own of GGUF. What
+cannot be computed as it was meant is refused, with what can.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pagefleet_engine.layers.quantization_scheme import (
 )
 from pagefleet_engine.models.autoround_config import read_autoround
 from pagefleet_engine.models.coded_config import CODED, read_bitsandbytes, read_coded_group
+from pagefleet_engine.models.hqq_config import read_hqq
 from pagefleet_engine.models.packed_config import (
     INT_QUANTIZED,
     PACK_QUANTIZED,
@@ -39,6 +40,7 @@ from pagefleet_engine.models.packed_config import (
 )
 from pagefleet_engine.models.quantization_fields import layer_patterns, read_rounding, refusal
 from pagefleet_engine.models.quark_config import read_quark
+from pagefleet_engine.models.torchao_config import read_torchao
 from pagefleet_engine.models.vendor_config import read_fbgemm, read_modelopt
 
 _FORMATS = ("float-quantized", "int-quantized", "naive-quantized")
@@ -75,6 +77,8 @@ def read_quantization(fields: ConfigFields) -> Quantization | None:
         "modelopt_fp4": read_modelopt,
         "quark": read_quark,
         "bitsandbytes": read_bitsandbytes,
+        "torchao": read_torchao,
+        "hqq": read_hqq,
         **dict.fromkeys(AUTOROUND, read_autoround),
     }
     try:

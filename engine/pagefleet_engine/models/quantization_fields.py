@@ -14,7 +14,7 @@ SUPPORTED = (
     "fp8 (e4m3) or int8 weights of compressed-tensors (float-quantized, int-quantized, naive-quantized) per tensor, "
     "channel, group (int8) or block (fp8), inputs per tensor (static) or per token; int4 and int8 in pack-quantized; "
     "nvfp4 and mxfp4 there; quant_method fp8, fbgemm_fp8, modelopt (FP8, NVFP4) and quark (FP8); AWQ (gemm); GPTQ and "
-    "AutoRound of 2, 3, 4 and 8 bits; bitsandbytes; mxfp4 for experts"
+    "AutoRound of 2, 3, 4 and 8 bits; bitsandbytes; torchao of FP8, INT8 and INT4; HQQ; mxfp4 for experts"
 )
 # Where the text model is a part of one for images; its layers have our names without these.
 _TEXT_MODEL = (

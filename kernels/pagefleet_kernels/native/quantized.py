@@ -143,19 +143,21 @@ def lay_out(weights: PackedWeights) -> LaidOut:
         UnsupportedShapeError: the kernels do not take such groups.
     """
     group = _checked_group(weights)
-    scales_OG = weights.scales_OG.to(torch.float32)
-    if weights.group is None and weights.offsets_OG is None:
+    scales_OG, offsets_OG = weights.scales_OG.to(torch.float32), weights.offsets_OG
+    if weights.zeros_OG is not None and weights.zeros_OG.is_floating_point():
+        offsets_OG = weights.zeros_OG * scales_OG
+    if weights.group is None and offsets_OG is None:
         factors_O = scales_OG[:, 0].contiguous()
         shared_OG = torch.ones_like(scales_OG)
     else:
         most_O = scales_OG.abs().amax(1)
-        if weights.offsets_OG is not None:  # which have to fit beside it in 16 bits
-            most_O = torch.maximum(most_O, weights.offsets_OG.abs().amax(1).to(torch.float32) / 2**14)
+        if offsets_OG is not None:  # which have to fit beside it in 16 bits
+            most_O = torch.maximum(most_O, offsets_OG.abs().amax(1).to(torch.float32) / 2**14)
         factors_O = _powers_of_two(most_O)
         shared_OG = scales_OG / factors_O[:, None]
     headers, zeros = [_in_strips(shared_OG.to(torch.float16))], MIDDLE
-    if weights.offsets_OG is not None:
-        headers.append(_in_strips((weights.offsets_OG.to(torch.float32) / factors_O[:, None]).to(torch.float16)))
+    if offsets_OG is not None:
+        headers.append(_in_strips((offsets_OG.to(torch.float32) / factors_O[:, None]).to(torch.float16)))
         zeros = OFFSETS
     elif weights.zeros_OG is not None:
         headers.append(_in_strips(weights.zeros_OG))

@@ -218,6 +218,10 @@ class ConfigFields:
             raise self._wrong(name, "a list of objects")
         return [ConfigFields(one, f"{self.source}: {name}") for one in each]
 
+    def names(self) -> list[str]:
+        """Of all fields, with a value or without."""
+        return list(self._values)
+
     def section_names(self) -> list[str]:
         """Fields whose values are objects."""
         return [name for name, value in self._values.items() if isinstance(value, dict)]

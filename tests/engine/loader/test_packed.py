@@ -239,7 +239,7 @@ def test_a_scale_that_is_no_number(packed: Callable[..., Path]) -> None:
     scales = stored(folder, f"{O_PROJ}.scales")
     scales[0, 1] = float("nan")
     edit(folder, {f"{O_PROJ}.scales": scales})
-    assert f"{O_PROJ}.scales holds a scale that is no finite number: download the checkpoint again" in refusal(folder)
+    assert f"{O_PROJ}.scales holds a number that is not finite: download the checkpoint again" in refusal(folder)
 
 
 def test_a_misshapen_zero_point(packed: Callable[..., Path]) -> None:

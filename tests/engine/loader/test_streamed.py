@@ -42,7 +42,8 @@ def test_a_header_is_read_as_the_library_reads_it(tmp_path: Path) -> None:
     }
     data = save(tensors, {"format": "pt"})
     (tmp_path / "x.safetensors").write_bytes(data)
-    theirs, ours = TensorFile(tmp_path / "x.safetensors", None), read_header(reading(data), len(data))
+    theirs, (ours, metadata) = TensorFile(tmp_path / "x.safetensors", None), read_header(reading(data), len(data))
+    assert metadata == theirs.metadata == {"format": "pt"}
     assert sorted(ours) == sorted(theirs.names)
     for name, entry in ours.items():
         assert (entry.dtype, entry.shape, entry.start) == (theirs.dtype(name), theirs.shape(name), theirs.offset(name))

@@ -403,9 +403,8 @@ def test_what_is_refused(section: dict[str, Any], said: str) -> None:
         ("aqlm", "AQLM (quant_method aqlm) is not run: choose the model in a form of"),
         ("deepspeedfp", "DeepSpeedFP (quant_method deepspeedfp) is not run: choose the model in"),
         ("eetq", "EETQ (quant_method eetq) is not run: choose"),
-        ("hqq", "HQQ (quant_method hqq) is not run: choose"),
         ("quark", "Quark (quant_method quark) of no dtype is not run, only fp8_e4m3: export it so"),
-        ("torchao", "torchao (quant_method torchao) is not run: choose"),
+        ("torchao", "torchao whose quant_type is a name is of before 0.15"),
     ],
 )
 def test_methods_that_are_refused_by_name(method: str, said: str) -> None:

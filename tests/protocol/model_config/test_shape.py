@@ -290,6 +290,28 @@ def test_a_model_that_generates_is_read(architectures: object) -> None:
             },
             "fp4",
         ),
+        ({"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 3, "group_size": 64}}}, "int4"),
+        (
+            {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int4WeightOnlyConfig", "_version": 2}}},
+            "int4",
+        ),
+        (
+            {
+                "quant_method": "torchao",
+                "quant_type": {
+                    "default": {
+                        "_type": "FqnToConfig",
+                        "_data": {
+                            "fqn_to_config": {
+                                "_default": {"_type": "Float8WeightOnlyConfig", "_version": 2},
+                                "model.embed_tokens": {"_type": "IntxWeightOnlyConfig", "_version": 2},
+                            }
+                        },
+                    }
+                },
+            },
+            "fp8",
+        ),
         (None, ""),
     ],
 )
@@ -303,7 +325,13 @@ def test_quantization(section: object, expected: str) -> None:
     [
         ({"quant_method": "quip"}, "quant_method is quip"),
         ({"quant_method": "aqlm"}, r"AQLM \(quant_method aqlm\) is not run: choose"),
-        ({"quant_method": "hqq"}, r"HQQ \(quant_method hqq\) is not run: choose"),
+        ({"quant_method": "hqq"}, "quant_config is empty: download"),
+        (
+            {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4, "axis": 0}}},
+            "4 bits along axis 0",
+        ),
+        ({"quant_method": "torchao", "quant_type": "int8_weight_only"}, "torchao whose quant_type is a name"),
+        ({"quant_method": "torchao", "quant_type": {"default": {"_type": "X"}}}, "of X is not run, only Float8Weight"),
         ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4"}}}, r"quark\) of fp4 is not run"),
         ({"quant_method": "quark", "global_quant_config": {"weight": [{}, {}]}}, "of numbers in several steps is not"),
         ({"quant_method": "gptq", "bits": 16}, "bits is 16"),

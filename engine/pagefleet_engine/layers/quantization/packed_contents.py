@@ -28,13 +28,15 @@ def packed_kept(scheme: PackedScheme, form: Form, dtype: torch.dtype) -> dict[st
         kept = (Kept(dtype, numbers=in_word), nothing, nothing, nothing)
     else:
         scales = torch.float16 if form is Form.NATIVE else torch.float32
-        kept = (one if scheme.bits == 8 else half, Kept(scales), one if scheme.zero_points else nothing, order)
+        zeros = Kept(scales) if scheme.float_zeros else one
+        kept = (one if scheme.bits == 8 else half, Kept(scales), zeros if scheme.zero_points else nothing, order)
     return dict(zip((names.words, names.scales, names.zeros, names.groups), kept, strict=True))
 
 
 def packed_bytes(scheme: PackedScheme) -> float:
     """Of one number of a matrix, with its share of a scale and a zero point, as kernels read them."""
-    shared = 0 if scheme.group_size is None else (4 + int(scheme.zero_points)) / scheme.group_size
+    zero = 4 if scheme.float_zeros else int(scheme.zero_points)
+    shared = 0 if scheme.group_size is None else (4 + zero) / scheme.group_size
     return (1.0 if scheme.bits == 8 else 0.5) + shared
 
 
@@ -44,11 +46,13 @@ def packed_contents(scheme: PackedScheme, inputs: Shard) -> dict[str, Content]:
     middle, less = 1 << (scheme.bits - 1), int(scheme.packing == "gptq")
     deviation = (1 << scheme.bits) / 12**0.5
     found = {
-        names.scales: Content(_check_scales, lambda shape: torch.full(shape, _STANDARD_DEVIATION / deviation)),
+        names.scales: Content(_check_finite, lambda shape: torch.full(shape, _STANDARD_DEVIATION / deviation)),
         names.zeros: Content(
             lambda words: _check_zeros(scheme, words), lambda shape: _words_of(middle - less, scheme.bits, shape)
         ),
     }
+    if scheme.float_zeros:
+        found[names.zeros] = Content(_check_finite, lambda shape: torch.full(shape, float(middle)))
     if scheme.packing == "int-quantized":
         found[names.zeros] = Content(
             lambda zeros: _check_numbers(zeros, scheme.bits), lambda shape: torch.zeros(shape, dtype=torch.int8)
@@ -65,9 +69,9 @@ def packed_contents(scheme: PackedScheme, inputs: Shard) -> dict[str, Content]:
     return found
 
 
-def _check_scales(scales: Tensor) -> None:
-    if not bool(scales.isfinite().all()):
-        raise UnusableTensorError("holds a scale that is no finite number: download the checkpoint again")
+def _check_finite(numbers: Tensor) -> None:
+    if not bool(numbers.isfinite().all()):
+        raise UnusableTensorError("holds a number that is not finite: download the checkpoint again")
 
 
 def _check_numbers(numbers: Tensor, bits: int) -> None:

@@ -46,12 +46,14 @@ class PackedSlots:
         self._arrived: dict[str, list[Tensor]] = {}
         shards = _shards(scheme, inputs, outputs, placement)
         kept, contents = packed_kept(scheme, self._form, placement.dtype), packed_contents(scheme, inputs)
+        names = names_of(scheme)
         self.slots: dict[str, Weight] = {}
         for name in shards[0]:
             rows = tuple(part[name][0] for part in shards)
             columns = tuple(part[name][1] for part in shards) if len(shards[0][name]) > 1 else None
             dtype = torch.int8 if scheme.packing == "int-quantized" else torch.int32
-            dtype = torch.float32 if name == names_of(scheme).scales else dtype
+            if name == names.scales or (name == names.zeros and scheme.float_zeros):
+                dtype = torch.float32
             slot = Weight(rows, columns, placement, partial(self._take, name), dtype=dtype, kept=kept[name])
             self.slots[name] = slot.holding(contents.get(name))
 
@@ -113,7 +115,7 @@ def _shards(
             "were quantized with, or another checkpoint"
         )
     in_words = 1 if scheme.packing == "awq" else scheme.word
-    if scheme.packing not in ("compressed-tensors", "int-quantized"):
+    if scheme.packing not in ("compressed-tensors", "int-quantized") and not scheme.float_zeros:
         for output in outputs:
             if inputs.whole % in_words or output.whole % scheme.word:
                 raise ModelLoadError(

@@ -4,6 +4,7 @@
 |---|---|---|---|
 | compressed-tensors | [O, I / w], along inputs | [O / w, G], along outputs | [O, G] |
 | the same, `int-quantized` | [O, I], w is 1 | [O, G] | [O, G] |
+| torchao and HQQ, by `loader` | [O, I / w], along inputs | float32 [O, G] | [O, G] |
 | GPTQ | [I / w, O], along inputs | [G, O / w], along outputs | [G, O] |
 | AWQ | [I, O / w], along outputs, which lie crosswise | the same | [G, O] |
 
@@ -43,7 +44,7 @@ _OF_GPTQ = Names("qweight", "scales", "qzeros", "g_idx")
 
 def names_of(scheme: PackedScheme) -> Names:
     """The names in a scheme's packing."""
-    if scheme.packing == "compressed-tensors":
+    if scheme.packing in ("compressed-tensors", "torchao", "hqq"):
         return Names("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx")
     if scheme.packing == "int-quantized":
         return Names("weight", "weight_scale", "weight_zero_point", "weight_g_idx")
@@ -59,7 +60,7 @@ class Unpacked:
     scales_OG: Tensor
     """float32"""
     zeros_OG: Tensor | None
-    """uint8; None: the middle of all numbers."""
+    """uint8, or float32 with float_zeros; None: the middle of all numbers."""
     groups_I: Tensor | None
     """int32; None: groups are of neighbours, or the checkpoint names none."""
 
@@ -74,10 +75,10 @@ def tensor_shards(scheme: PackedScheme, inputs: Shard, outputs: Shard) -> dict[s
     groups = _groups(scheme, inputs)
     found: dict[str, tuple[Shard, ...]]
     match scheme.packing:
-        case "compressed-tensors" | "int-quantized":
+        case "compressed-tensors" | "int-quantized" | "torchao" | "hqq":
             found = {names.words: (outputs, _words(scheme, inputs)), names.scales: (outputs, groups)}
             if scheme.zero_points:
-                found[names.zeros] = (_words(scheme, outputs), groups)
+                found[names.zeros] = (outputs if scheme.float_zeros else _words(scheme, outputs), groups)
         case "awq":
             found = {names.words: (inputs, _words(scheme, outputs)), names.scales: (groups, outputs)}
             found[names.zeros] = (groups, _words(scheme, outputs))
@@ -97,8 +98,10 @@ def read_packed(scheme: PackedScheme, stored: Mapping[str, Tensor], num_inputs: 
         middle = 1 << (scheme.bits - 1)
         zeros_OG = None if zeros is None else (zeros.view(num_outputs, -1).short() + middle).to(torch.uint8)
         codes_OI, scales_OG = (words.short() + middle).to(torch.uint8), scales.view(num_outputs, -1)
-    elif scheme.packing == "compressed-tensors":
-        zeros_OG = None if zeros is None else unpack(zeros.t(), scheme.bits).t()[:num_outputs]
+    elif scheme.packing == "compressed-tensors" or scheme.float_zeros:
+        zeros_OG = zeros
+        if zeros is not None and not scheme.float_zeros:
+            zeros_OG = unpack(zeros.t(), scheme.bits).t()[:num_outputs]
         codes_OI, scales_OG = unpack(words, scheme.bits)[:, :num_inputs], scales.view(num_outputs, -1)
     else:
         assert zeros is not None, "both have them always"
