@@ -6,6 +6,7 @@ Long streams keep the engines busy, questions known by heart show that what is a
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +21,8 @@ pytestmark = pytest.mark.fleet
 
 QUICK_UP = (str(Path(__file__).with_name("quick_up.py")),)
 AUTOSCALING = {"max": 3, "target": {"queue": 2}, "scaleToZero": {"after": 10}}
-ENGINE = {"args": ["--num-threads", "1", "--num-kv-blocks", "512", "--max-num-seqs", "4"]}
+# Few at once: what waits asks for engines, and what is computed meanwhile takes the cores on which those start.
+ENGINE = {"args": ["--num-threads", "1", "--num-kv-blocks", "512", "--max-num-seqs", "2"]}
 
 
 def num_engines(fleet: FleetProcess) -> int:
@@ -52,18 +54,20 @@ def test_follows_the_load_to_none_to_three_and_back_without_losing_a_request(
     tmp_path: Path, exchanges: Sequence[Exchange]
 ) -> None:
     async def scenario(fleet: FleetProcess) -> Load:
-        load = Load(fleet.url, exchanges, askers=24, streamers=8, stream_tokens=100)
+        load = Load(fleet.url, exchanges, askers=5, streamers=3, stream_tokens=100)
         async with load:
-            await asyncio.to_thread(fleet.until, lambda: fleet.serves(3))
+            await asyncio.to_thread(fleet.until, lambda: num_engines(fleet) == 3)
+            with load.lighter():
+                await asyncio.to_thread(fleet.until, lambda: fleet.serves(3))
             await asyncio.to_thread(fleet.until, lambda: len({one.engine for one in load.streams if one.engine}) == 3)
-            await load.progress(50)
+            await load.progress(20)
         return load
 
     with FleetProcess(tmp_path, QUICK_UP, autoscaling=AUTOSCALING, engine=ENGINE) as fleet:
         fleet.until(lambda: "is ready at" in fleet.output)
         router = fleet.pids()[f"{SERVICE}-router-0"]
         fleet.until(lambda: num_engines(fleet) == 0)
-        assert f"{SERVICE}: scaled from 1 to 0: nobody asked for 10 s (Idle)" in fleet.output
+        assert re.search(rf"{SERVICE}: scaled from 1 to 0: nobody asked for [0-9]+ s \(Idle\)", fleet.output)
 
         first = exchanges[:3]
         answers, streamed = answered_at_zero(fleet, first)

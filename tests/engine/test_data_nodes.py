@@ -18,13 +18,13 @@ from pagefleet_engine.errors import EngineDead
 from pagefleet_engine.settings import engine_config
 
 from tests.engine.client.test_async_client import TOKENIZER, eventually
-from tests.engine.client.test_waves import all_tokens, start, tokens
+from tests.engine.client.test_waves import OneRank, all_tokens, of_one_rank, tokens
 from tests.engine.test_nodes import HERE, Node, machine
 from tests.fakes.fleet_processes import all_gone
 from tests.fakes.free_ports import free_ports
 from tests.fakes.network_namespace import NetworkNamespace
 
-__all__ = ["machine"]
+__all__ = ["machine", "of_one_rank"]
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(900)]
 
 
@@ -89,19 +89,6 @@ def run(test: Any) -> None:
     asyncio.run(asyncio.wait_for(test, 800))
 
 
-@pytest.fixture(scope="module")
-def of_one_rank() -> dict[str, list[list[int]]]:
-    """Tokens of each model, once they are known."""
-    return {}
-
-
-async def tokens_of_one_rank(model: str) -> list[list[int]]:
-    alone = await start(1, CORE_COMMAND, model=model)
-    found = await all_tokens(alone)
-    await alone.close()
-    return found
-
-
 @pytest.mark.parametrize(
     ("family", "settings"),
     [
@@ -131,16 +118,16 @@ def test_tokens_of_copies_are_those_of_one_rank(
     family: str,
     settings: dict[str, Any],
     make_checkpoint: Callable[..., Path],
-    of_one_rank: dict[str, list[list[int]]],
+    of_one_rank: OneRank,
 ) -> None:
+    model = str(make_checkpoint(family))
+    expected = of_one_rank(model)
+
     async def test() -> None:
-        model = str(make_checkpoint(family))
-        if model not in of_one_rank:
-            of_one_rank[model] = await tokens_of_one_rank(model)
         two = machines(model=model, **settings)
         follower = two.follow()
         client = await two.lead()
-        assert await all_tokens(client) == of_one_rank[model]
+        assert await all_tokens(client) == expected
         if client.rank_stats[1:]:
             assert all(stats is not None and stats.steps for stats in client.rank_stats), "each copy computed some"
         await client.close()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pagefleet_engine import LLM
 from pagefleet_engine.client.async_client import AsyncEngineClient
 from pagefleet_engine.client.core_process import CORE_COMMAND
 from pagefleet_engine.client.stream import Generation
@@ -31,32 +32,63 @@ COMMAND = (
 )
 
 
+MODEL = "builtin://tiny"
+SETTINGS: dict[str, object] = {"device": "cpu", "dtype": "float32", "num_kv_blocks": 256, "num_threads": 1}
+ASKED = ((0, 40), *((number, 4 + 9 * (number % 3)) for number in range(12)), (5, 12))
+"""Requests, and how many tokens each gets: one alone, twelve at once, and one after a rest."""
+OneRank = Callable[[str], list[list[int]]]
+Make = Callable[..., Path]
+
+
 async def start(ranks: int, command: tuple[str, ...] = COMMAND, **settings: object) -> AsyncEngineClient:
-    given = {"model": "builtin://tiny", "device": "cpu", "dtype": "float32", "num_kv_blocks": 256, "num_threads": 1}
-    config = engine_config({**given, "data_parallel_size": ranks, **settings})
+    config = engine_config({"model": MODEL, **SETTINGS, "data_parallel_size": ranks, **settings})
     return await AsyncEngineClient.start(config, TOKENIZER, None, command)
 
 
+def prompt_of(number: int) -> list[int]:
+    return [(7 * number + place) % 250 for place in range(3 + 5 * (number % 4))]
+
+
+def greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, detokenize=False)
+
+
 async def tokens(client: AsyncEngineClient, number: int, max_tokens: int = 12) -> list[int]:
-    prompt = [(7 * number + place) % 250 for place in range(3 + 5 * (number % 4))]
-    asked = Generation(f"r{number}", [prompt], SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True))
+    asked = Generation(f"r{number}", [prompt_of(number)], greedy(max_tokens))
     return [token async for _, chunk in client.generate(asked) for token in chunk.token_ids]
 
 
 async def all_tokens(client: AsyncEngineClient) -> list[list[int]]:
-    """One alone, twelve at once, and one after a rest: some ranks have nothing, then all have something."""
-    first = await tokens(client, 0, 40)
-    several = await asyncio.gather(*(tokens(client, number, 4 + 9 * (number % 3)) for number in range(12)))
+    """Of what is `ASKED`: some ranks have nothing, then all have something."""
+    first = await tokens(client, *ASKED[0])
+    several = await asyncio.gather(*(tokens(client, *one) for one in ASKED[1:-1]))
     await eventually(lambda: client.stats is not None and not client.stats.requests_running)
-    return [first, *several, await tokens(client, 5)]
+    return [first, *several, await tokens(client, *ASKED[-1])]
+
+
+@pytest.fixture(scope="module")
+def of_one_rank() -> OneRank:
+    """Returns the same tokens of one rank, by an engine in this process: found once for each model."""
+    found: dict[str, list[list[int]]] = {}
+
+    def tokens_of(model: str) -> list[list[int]]:
+        if model not in found:
+            with LLM(model, skip_tokenizer_init=True, **SETTINGS) as llm:
+                results = llm.generate(
+                    [{"prompt_token_ids": prompt_of(number)} for number, _ in ASKED],
+                    [greedy(max_tokens) for _, max_tokens in ASKED],
+                )
+            found[model] = [list(result.outputs[0].token_ids) for result in results]
+        return found[model]
+
+    return tokens_of
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_tokens_are_those_of_one_rank(ranks: int) -> None:
+def test_tokens_are_those_of_one_rank(ranks: int, of_one_rank: OneRank) -> None:
+    expected = of_one_rank(MODEL)
+
     async def test() -> None:
-        alone = await start(1, CORE_COMMAND)
-        expected = await all_tokens(alone)
-        await alone.close()
         together = await start(ranks)
         assert await all_tokens(together) == expected
         told = [stats for stats in together.rank_stats if stats is not None and stats.steps]
@@ -85,15 +117,13 @@ MOVING = {"enable_eplb": True, "num_redundant_experts": 3, "eplb_window_size": 8
     ],
 )
 def test_copies_that_have_each_expert_once_among_them(
-    family: str, ranks: int, settings: dict[str, object], make_checkpoint: Callable[..., Path]
+    family: str, ranks: int, settings: dict[str, object], make_checkpoint: Make, of_one_rank: OneRank
 ) -> None:
     """And where experts move among them meanwhile."""
     model = str(make_checkpoint(family))
+    expected = of_one_rank(model)
 
     async def test() -> None:
-        alone = await start(1, CORE_COMMAND, model=model)
-        expected = await all_tokens(alone)
-        await alone.close()
         together = await start(ranks, CORE_COMMAND, model=model, enable_expert_parallel=True, **settings)
         assert await all_tokens(together) == expected
         told = [stats for stats in together.rank_stats if stats is not None and stats.steps]
@@ -133,15 +163,13 @@ IN_HALVES = {
     ],
 )
 def test_copies_that_compute_in_halves(
-    family: str, ranks: int, settings: dict[str, object], make_checkpoint: Callable[..., Path], tmp_path: Path
+    family: str, ranks: int, settings: dict[str, object], make_checkpoint: Make, of_one_rank: OneRank, tmp_path: Path
 ) -> None:
     """Prompts and decodes, and steps in which a rank has nothing, which are whole."""
     model = str(make_checkpoint(family))
+    expected = of_one_rank(model)
 
     async def test() -> None:
-        alone = await start(1, CORE_COMMAND, model=model)
-        expected = await all_tokens(alone)
-        await alone.close()
         together = await start(ranks, recording(tmp_path), model=model, **IN_HALVES, **settings)
         assert await all_tokens(together) == expected
         await together.close()
@@ -156,7 +184,7 @@ def test_copies_that_compute_in_halves(
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped", "failed"])
-def test_a_rank_that_is_lost_in_halves_ends_all(how: str, make_checkpoint: Callable[..., Path]) -> None:
+def test_a_rank_that_is_lost_in_halves_ends_all(how: str, make_checkpoint: Make) -> None:
     """Also one that fails in the second half, while the first is on its way."""
     program = "import sys; sys.path.insert(0, sys.argv[1]); from tests.fakes import failing_half; failing_half.run()"
     command = CORE_COMMAND if how != "failed" else (sys.executable, "-c", program, str(ROOT))

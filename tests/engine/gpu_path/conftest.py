@@ -49,6 +49,13 @@ MIXED = slice(2, None, 5)
 has nothing to do with."""
 NUM_GREEDY = 2
 """A prompt's pass and a decode: interpreted kernels take their time."""
+LAYERS = 2
+"""One that begins, and one that adds to another's sums, where layers are alike: each more does the same again."""
+OF_SEVERAL_KINDS = {
+    *("cohere2", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "exaone4", "gemma2", "gemma3_text"),
+    *("gemma3n_text", "glm4_moe", "glm4_moe_lite", "gpt_oss", "llama4_text", "olmo3", "smollm3"),
+}
+"""Families whose layers differ in windows, rotations or experts."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +114,17 @@ def greedy(llm: LLM, gpu: FakeGpu | None, num_tokens: int) -> list[list[int]]:
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, **_PLAIN)
     results = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params)
     return [result.outputs[0].token_ids for result in results]
+
+
+@pytest.fixture(scope="session")
+def make_checkpoint(make_checkpoint: Callable[..., Path]) -> Callable[..., Path]:
+    """As everywhere, of `LAYERS` where those are alike."""
+
+    def make(family: str, **overrides: Any) -> Path:
+        layers = {} if family in OF_SEVERAL_KINDS else {"num_hidden_layers": LAYERS}
+        return make_checkpoint(family, **(layers | overrides))
+
+    return make
 
 
 @pytest.fixture(scope="session")

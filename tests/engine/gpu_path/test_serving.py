@@ -53,7 +53,7 @@ def test_every_family_computes_what_a_cpu_does(
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "llama"])
 def test_every_family_serves(family: str, make_checkpoint: Callable[..., Path]) -> None:
-    check(serve(make_checkpoint(family, dtype="bfloat16"), batches=MIXED, cuda_graph_sizes="2,8,16"))
+    check(serve(make_checkpoint(family, dtype="bfloat16"), batches=MIXED, cuda_graph_sizes="2,16"))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # what torch.compile imports
