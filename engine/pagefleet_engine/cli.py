@@ -70,9 +70,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from pagefleet_engine.server.rank_servers import serve_ranks  # noqa: PLC0415 as below
 
             return serve_ranks(engine, server)
-        from pagefleet_engine.server.serve import serve  # noqa: PLC0415 --help must not wait for it
+        from pagefleet_engine.client.core_ahead import core_ahead  # noqa: PLC0415 --help must not wait for it
 
-        return serve(engine, server)
+        with core_ahead(engine) as ahead:
+            from pagefleet_engine.server.serve import Parent, serve  # noqa: PLC0415 the core imports meanwhile
+
+            return serve(engine, server, Parent(core=ahead))
     except ConfigError as error:
         return told_status(error)
     except KeyboardInterrupt:

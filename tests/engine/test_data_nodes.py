@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from pagefleet_engine.client.async_client import AsyncEngineClient
-from pagefleet_engine.client.core_process import CORE_COMMAND, Surroundings
+from pagefleet_engine.client.core_ahead import CORE_COMMAND
+from pagefleet_engine.client.core_process import Surroundings
 from pagefleet_engine.errors import EngineDead
 from pagefleet_engine.settings import engine_config
 

@@ -20,8 +20,9 @@ from pagefleet_text.tokenizer import Tokenizer
 from pagefleet_engine.client.api_seat import ALONE, ApiSeat
 from pagefleet_engine.client.balance import Balance, Seat
 from pagefleet_engine.client.beam_search import beam_answers
+from pagefleet_engine.client.core_ahead import CORE_COMMAND
 from pagefleet_engine.client.core_link import CoreLink
-from pagefleet_engine.client.core_process import CORE_COMMAND, CoreAtHand, CoreProcess, RunningCore, Surroundings
+from pagefleet_engine.client.core_process import CoreAtHand, CoreProcess, RunningCore, Surroundings
 from pagefleet_engine.client.data_ranks import core_processes, joint_ready, joint_stats, rank_rooms
 from pagefleet_engine.client.shared_notebook import SharedNotebook
 from pagefleet_engine.client.stream import Chunks, Generation, Mailbox, OutputStream

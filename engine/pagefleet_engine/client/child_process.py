@@ -28,12 +28,31 @@ class ChildProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sentinel = -1
+        self._its_end = -1
+        """The child's number of the pipe's writing end."""
 
     @property
     def pid(self) -> int:
         """Of the running child."""
         assert self._process is not None
         return self._process.pid
+
+    def begin(self, fds: Sequence[int] = ()) -> None:
+        """Start the process, which waits for what it is told; `start` does so where nobody has.
+
+        Args:
+            fds: that it inherits.
+        """
+        self._sentinel, self._its_end = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                pass_fds=(self._its_end, *fds),
+                env={**os.environ, **self._environment},
+            )
+        finally:
+            os.close(self._its_end)
 
     def start(
         self,
@@ -45,25 +64,16 @@ class ChildProcess:
         """Start it in the running event loop.
 
         Args:
-            line: returns what it is told first, given the descriptor that it has to keep open.
+            line: returns what it is told, given the descriptor that it has to keep open.
             on_exit: called when it ends.
             fds: that it inherits besides.
             on_word: called when it writes to the pipe.
         """
-        reading, writing = os.pipe()
-        try:
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                pass_fds=(writing, *fds),
-                env={**os.environ, **self._environment},
-            )
-        finally:
-            os.close(writing)
-        self._sentinel = reading
+        if self._process is None:
+            self.begin(fds)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(reading, self._hear, on_exit, on_word)
-        self.tell(line(writing))
+        self._loop.add_reader(self._sentinel, self._hear, on_exit, on_word)
+        self.tell(line(self._its_end))
 
     def tell(self, line: bytes) -> None:
         """Write a line to its standard input; nothing where it has ended, which the sentinel tells."""
@@ -106,7 +116,8 @@ class ChildProcess:
         on_exit()
 
     def _unwatch(self) -> None:
-        if self._sentinel >= 0 and self._loop is not None:
-            self._loop.remove_reader(self._sentinel)
+        if self._sentinel >= 0:
+            if self._loop is not None:
+                self._loop.remove_reader(self._sentinel)
             os.close(self._sentinel)
             self._sentinel = -1

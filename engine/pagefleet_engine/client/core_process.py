@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,12 +12,11 @@ from pagefleet_kv.config import KvEventsConfig
 from pagefleet_protocol.private_folder import PrivateFolder
 
 from pagefleet_engine.client.child_process import ChildProcess
+from pagefleet_engine.client.core_ahead import CORE_COMMAND
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.engine_core.messages import Ready
 from pagefleet_engine.engine_core.process import CoreStart
 from pagefleet_engine.ranks.together import TogetherHandles
-
-CORE_COMMAND = (sys.executable, "-P", "-m", "pagefleet_engine.engine_core.process")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +47,7 @@ class CoreProcess:
         config: of the engine.
         command: of the process.
         around: it.
+        ahead: the process, where it was begun before.
 
     Attributes:
         folder: private to both sides.
@@ -60,13 +59,14 @@ class CoreProcess:
         config: EngineConfig,
         command: Sequence[str] = CORE_COMMAND,
         around: Surroundings | None = None,
+        ahead: ChildProcess | None = None,
     ) -> None:
         self._private = PrivateFolder("pagefleet-engine-")
         self.folder = self._private.path
         self.incarnation = uuid.uuid4().hex
         self.config = config
         self._around = around or Surroundings()
-        self._child = ChildProcess(command, self._around.devices)
+        self._child = ahead or ChildProcess(command, self._around.devices)
         self._shared = None if self._around.data_rank else self._around.together
 
     @property

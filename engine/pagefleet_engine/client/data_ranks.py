@@ -13,7 +13,9 @@ from pagefleet_kv.config import KvEventsConfig, KVTransferConfig
 from pagefleet_protocol.load_progress import LoadPhase, LoadProgress
 
 from pagefleet_engine.client.balance import RankRoom
-from pagefleet_engine.client.core_process import CORE_COMMAND, CoreProcess, Surroundings
+from pagefleet_engine.client.child_process import ChildProcess
+from pagefleet_engine.client.core_ahead import CORE_COMMAND
+from pagefleet_engine.client.core_process import CoreProcess, Surroundings
 from pagefleet_engine.config import EngineConfig, ModelConfig, cpu_threads
 from pagefleet_engine.cores import usable_cores
 from pagefleet_engine.engine_core.messages import CoreStats, Ready
@@ -29,7 +31,10 @@ _PHASES: tuple[LoadPhase, ...] = get_args(LoadPhase)
 
 
 def core_processes(
-    config: EngineConfig, command: Sequence[str] = CORE_COMMAND, around: Surroundings | None = None
+    config: EngineConfig,
+    command: Sequence[str] = CORE_COMMAND,
+    around: Surroundings | None = None,
+    ahead: ChildProcess | None = None,
 ) -> list[CoreProcess]:
     """Return the processes of an engine's cores, one for each data rank; `CoreProcess` says what the arguments are.
 
@@ -40,7 +45,7 @@ def core_processes(
     if len(configs) == 1:
         rank = config.parallel.data_parallel_rank
         named = all_around if rank is None else replace(all_around, name=f"engine core {rank}")
-        return [CoreProcess(configs[0], command, named)]
+        return [CoreProcess(configs[0], command, named, ahead)]
     devices = rank_devices(config, visible_gpus())
     try:
         together = make_together(config.parallel)

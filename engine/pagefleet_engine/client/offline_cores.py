@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from pagefleet_protocol.block_hash import PrefixScope
 
 from pagefleet_engine.client.balance import Balance, Seat
+from pagefleet_engine.client.core_ahead import CORE_COMMAND
 from pagefleet_engine.client.core_link import CoreLink
-from pagefleet_engine.client.core_process import CORE_COMMAND
 from pagefleet_engine.client.data_ranks import core_processes, joint_ready, joint_stats, rank_rooms
 from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.core.admission import ModelLimits

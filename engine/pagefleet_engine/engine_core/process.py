@@ -1,7 +1,8 @@
 """The engine core's own process: `python -m pagefleet_engine.engine_core.process`, started by the API process.
 
 Its standard input carries one line of JSON (`CoreStart`) and then stays open: when it closes, the API process is gone,
-and so is this one at once. Signals are the API process's business: it drains first and then ends the core.
+and so is this one at once. With `--ahead` the `EngineConfig` comes first, a line for which it imports torch. Signals
+are the API process's business: it drains first and then ends the core.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -262,6 +265,31 @@ class CoreLoop:
             self._progress.stamp(busy=self._core.is_due)
 
 
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a core knows once it is told to start."""
+
+    start: CoreStart
+    progress: ProgressWriter
+    times: StartupTimes
+    """Since then."""
+
+
+def _wait_for_start() -> _Told | None:
+    """Be told; None: the parent is gone, or has found that it needs no core."""
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return None
+    start = msgspec.json.decode(line, type=CoreStart)
+    set_up_logging(start.name, "pagefleet_engine", "pagefleet_kv")
+    for fd in (start.sentinel, *(() if start.together is None else start.together.fds)):
+        os.set_inheritable(fd, False)
+    folder = Path(start.folder)
+    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
+    progress = ProgressWriter(folder / "progress")
+    return _Told(start, progress, StartupTimes(tell=progress.loading))
+
+
 def run_core(build: BuildCore) -> int:
     """Run a core process to its end.
 
@@ -269,25 +297,28 @@ def run_core(build: BuildCore) -> int:
         build: loads the model and makes the core.
 
     Returns:
-        Exit status; 0 never, as the process ends by its parent.
+        Exit status; 0 only if it is not told to start, as the process ends by its parent.
     """
+    _ignore_signals()
+    told = _wait_for_start()
+    return 0 if told is None else _run_told(build, told)
+
+
+def _ignore_signals() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    start = msgspec.json.decode(sys.stdin.buffer.readline(), type=CoreStart)
-    set_up_logging(start.name, "pagefleet_engine", "pagefleet_kv")
-    for fd in (start.sentinel, *(() if start.together is None else start.together.fds)):
-        os.set_inheritable(fd, False)
+
+
+def _run_told(build: BuildCore, told: _Told) -> int:
+    start, progress = told.start, told.progress
     folder = Path(start.folder)
-    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
-    progress = ProgressWriter(folder / "progress")
     socket = CoreSocket([socket_address(folder, asker) for asker in range(start.num_askers)])
     with contextlib.ExitStack() as stack:
         try:
             publisher = None
             if start.kv_events is not None:  # before the model: a port in use is told at once
                 publisher = stack.enter_context(KvEventPublisher(start.kv_events, start.incarnation))
-            times = StartupTimes(tell=progress.loading)
-            core, ready = build(start, None if publisher is None else publisher.cache_events, times)
+            core, ready = build(start, None if publisher is None else publisher.cache_events, told.times)
         except Exception as error:  # the process's top: the user gets one line, the log gets the rest
             failed, status = _explain(error)
             socket.send(failed)
@@ -329,19 +360,55 @@ def _end_with_parent(folder: Path) -> None:
 
 def main() -> int:
     """Run the real core."""
-    return run_core(_import_and_build)
+    if "--ahead" not in sys.argv[1:]:
+        return run_core(_import_and_build)
+    _ignore_signals()
+    told = _import_ahead()
+    return 0 if told is None else _run_told(_import_and_build, told)
+
+
+def _import_ahead() -> _Told | None:
+    """Import while the parent finds out what to tell. What fails here fails again for whoever is told of it."""
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return None
+    told: Future[_Told | None] = Future()
+
+    def listen() -> None:
+        try:
+            found = _wait_for_start()
+            if found is not None:
+                found.progress.loading("imports", 0, 0)
+            told.set_result(found)
+        except BaseException as error:  # the other thread's to raise
+            told.set_exception(error)
+
+    threading.Thread(target=listen, daemon=True).start()
+    with contextlib.suppress(Exception):
+        _import(msgspec.json.decode(line, type=EngineConfig), StartupTimes())
+    is_late = told.done()
+    found = told.result()
+    if found is not None and is_late:
+        found.times.include({"imports": found.times.total})
+    return found
 
 
 def _import_and_build(
     start: CoreStart, cache_events: CacheEvents | None, times: StartupTimes
 ) -> tuple[EngineCore, Ready]:
-    if not start.config.has_processes:
-        open_ahead(start.config.model.device)
-    with times.importing(), binding_threads(_threads_to_bind(start.config)):
-        from pagefleet_engine.engine_core.build import build_core  # noqa: PLC0415 torch is slow: the parent is watched
+    _import(start.config, times)
+    from pagefleet_engine.engine_core.build import build_core  # noqa: PLC0415 as there
 
     identity = EngineIdentity(start.incarnation, start.fleet_key_file)
     return build_core(start.config, times, cache_events, identity, start.together, start.data_rank)
+
+
+def _import(config: EngineConfig, times: StartupTimes) -> None:
+    """What building takes, with torch, which is slow: the parent is watched meanwhile."""
+    if not config.has_processes:
+        open_ahead(config.model.device)
+    with times.importing(), binding_threads(_threads_to_bind(config)):
+        import pagefleet_engine.engine_core.build  # noqa: F401, PLC0415
 
 
 def _threads_to_bind(config: EngineConfig) -> int:

@@ -25,6 +25,7 @@ from starlette.types import ASGIApp
 
 from pagefleet_engine.client.api_seat import ALONE
 from pagefleet_engine.client.async_client import AsyncEngineClient
+from pagefleet_engine.client.child_process import ChildProcess
 from pagefleet_engine.client.core_process import Surroundings
 from pagefleet_engine.client.data_ranks import core_processes
 from pagefleet_engine.config import EngineConfig, ServerConfig
@@ -65,6 +66,8 @@ class Parent:
     """What it, or a person, sends."""
     serving: Callable[[], None] = lambda: None
     """Called once requests are taken."""
+    core: ChildProcess | None = None
+    """That it has begun for the engine's only core."""
 
 
 def serve(config: EngineConfig, server: ServerConfig, parent: Parent = Parent()) -> int:
@@ -85,6 +88,7 @@ def serve(config: EngineConfig, server: ServerConfig, parent: Parent = Parent())
         profiler_dir=made_profiler_dir(server.profiler_dir),
         listener=bind(server.host, server.port, server.api_server_count),
         imported=process_age(),
+        core=parent.core,
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config, server, door, parent))
@@ -100,6 +104,8 @@ class _Door:
     """Of profiles; it exists."""
     imported: float
     """Seconds from the process's start to the end of its imports."""
+    core: ChildProcess | None
+    """See Parent."""
 
 
 async def _serve(config: EngineConfig, server: ServerConfig, door: _Door, parent: Parent) -> int:
@@ -160,7 +166,8 @@ async def _load(
             if others is not None:
                 others.end()
 
-        engine = AsyncEngineClient(core_processes(config, around=around), inputs.text.tokenizer, engine_died, seat)
+        cores = core_processes(config, around=around, ahead=door.core)
+        engine = AsyncEngineClient(cores, inputs.text.tokenizer, engine_died, seat)
         after.push_async_callback(engine.close)
         loading.follow(engine.loading)
         encoding = loop.run_in_executor(pool, encoded_text, inputs.text)

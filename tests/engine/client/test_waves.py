@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pagefleet_engine import LLM
 from pagefleet_engine.client.async_client import AsyncEngineClient
-from pagefleet_engine.client.core_process import CORE_COMMAND
+from pagefleet_engine.client.core_ahead import CORE_COMMAND
 from pagefleet_engine.client.stream import Generation
 from pagefleet_engine.errors import EngineDead
 from pagefleet_engine.settings import engine_config
