@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pagefleet_protocol.model_config.fields import ModelConfigError
-from pagefleet_protocol.model_config.gguf_header import GgufHeader, GgufKind, parse_gguf, parts_named
+from pagefleet_protocol.model_config.gguf_header import GgufHeader, parse_gguf, parts_named
+from pagefleet_protocol.model_config.gguf_types import GgufKind
 
 from pagefleet_engine.errors import ModelLoadError
 
