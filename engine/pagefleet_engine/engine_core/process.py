@@ -290,26 +290,21 @@ def _wait_for_start() -> _Told | None:
     return _Told(start, progress, StartupTimes(tell=progress.loading))
 
 
-def run_core(build: BuildCore) -> int:
+def run_core(build: BuildCore, wait_for_start: Callable[[], _Told | None] = _wait_for_start) -> int:
     """Run a core process to its end.
 
     Args:
         build: loads the model and makes the core.
+        wait_for_start: returns what the core is told, if it is.
 
     Returns:
         Exit status; 0 only if it is not told to start, as the process ends by its parent.
     """
-    _ignore_signals()
-    told = _wait_for_start()
-    return 0 if told is None else _run_told(build, told)
-
-
-def _ignore_signals() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-
-
-def _run_told(build: BuildCore, told: _Told) -> int:
+    told = wait_for_start()
+    if told is None:
+        return 0
     start, progress = told.start, told.progress
     folder = Path(start.folder)
     socket = CoreSocket([socket_address(folder, asker) for asker in range(start.num_askers)])
@@ -360,11 +355,7 @@ def _end_with_parent(folder: Path) -> None:
 
 def main() -> int:
     """Run the real core."""
-    if "--ahead" not in sys.argv[1:]:
-        return run_core(_import_and_build)
-    _ignore_signals()
-    told = _import_ahead()
-    return 0 if told is None else _run_told(_import_and_build, told)
+    return run_core(_import_and_build, _import_ahead if "--ahead" in sys.argv[1:] else _wait_for_start)
 
 
 def _import_ahead() -> _Told | None:
