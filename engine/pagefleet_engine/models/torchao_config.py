@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 
 from pagefleet_protocol.model_config.fields import ConfigFields
-from pagefleet_protocol.model_config.quantized import torchao_default
+from pagefleet_protocol.model_config.quantized import torchao_by_name, torchao_default
 
 from pagefleet_engine.layers.quantization_scheme import (
     InputScales,
@@ -47,10 +47,8 @@ def read_torchao(section: ConfigFields) -> Quantization:
         if not _PLAIN_NAME.fullmatch(name):
             check_expression(name, name, section, "modules_to_not_convert")
             left.append(rf"re:(?:{own_name(name)})(\.|$)")
-    by_name = default.section("_data").section("fqn_to_config")
-    if not by_name.section_names():
-        by_name = default.section("_data").section("module_fqn_to_config")
-    if default.text("_type", "") not in ("FqnToConfig", "ModuleFqnToConfig"):
+    by_name = torchao_by_name(default)
+    if by_name is None:
         return Quantization(rules=(Rule(EVERY_LAYER, _scheme(default)),), ignored=tuple(left), leaves_stacks=True)
     named, matched, rest = list[Rule](), list[Rule](), list[Rule]()
     for name in by_name.names():

@@ -90,12 +90,19 @@ def torchao_default(section: ConfigFields) -> ConfigFields:
     return found
 
 
+def torchao_by_name(config: ConfigFields) -> ConfigFields | None:
+    """What one of torchao's configurations has for layers by their names; None: it is for all alike."""
+    if config.text("_type", "") not in _BY_NAME:
+        return None
+    data = config.section("_data")
+    return data.section("fqn_to_config" if data.section("fqn_to_config").section_names() else "module_fqn_to_config")
+
+
 def _torchao_configs(config: ConfigFields) -> list[ConfigFields]:
     """One, or what it has by name, that for all others last."""
-    if config.text("_type", "") not in _BY_NAME:
+    each = torchao_by_name(config)
+    if each is None:
         return [config]
-    data = config.section("_data")
-    each = data.section("fqn_to_config" if data.section("fqn_to_config").section_names() else "module_fqn_to_config")
     return [each.section(name) for name in sorted(each.section_names(), key="_default".__eq__)]
 
 
