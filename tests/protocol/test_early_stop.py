@@ -27,7 +27,8 @@ def test_sigterm_ends_a_program_whose_imports_never_end(program: str, imports: s
         "class Slow:\n"
         "    def find_spec(self, name, path, target=None):\n"
         f"        if name == {imports!r}:\n"
-        "            print('imports', flush=True); time.sleep(60)\n"
+        "            print('imports', flush=True)\n"
+        "            for _ in range(600): time.sleep(0.1)\n"  # one long sleep outlasts a signal just before it
         "sys.meta_path.insert(0, Slow())\n"
         f"sys.exit(importlib.import_module({program!r}).main({[*arguments]!r}))\n"
     )
