@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch
 from pagefleet_kernels.native.attention import DTYPES
+from pagefleet_kernels.native.blocks import new_memory
 from pagefleet_kernels.native.library import Library
 from torch import Tensor
 
@@ -288,7 +289,9 @@ class Weight:
 
 def new_tensor(weight: Weight) -> Tensor:
     """Memory for all of a weight."""
-    return torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+    if weight.device.type != "cpu":
+        return torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+    return new_memory(math.prod(weight.shape) * weight.dtype.itemsize).view(weight.dtype).view(weight.shape)
 
 
 def same_shape(one: tuple[int, ...], other: tuple[int, ...]) -> bool:

@@ -126,8 +126,9 @@ def _stored(kind: BlockType, less_one: bool, native: Library | None) -> Stored:
     return Encoding(kind.numbers, kind.num_bytes, partial(_decode, kind, less_one, native))
 
 
-def _decode(kind: BlockType, less_one: bool, native: Library | None, blocks: Tensor, dtype: torch.dtype) -> Tensor:
-    if native is not None and kind.name in KINDS and dtype in DTYPES and not less_one:
-        return decode_blocks(native, KINDS[kind.name], blocks, dtype)
+def _decode(kind: BlockType, less_one: bool, native: Library | None, blocks: Tensor, room: Tensor) -> None:
+    if native is not None and kind.name in KINDS and room.dtype in DTYPES and room.is_contiguous() and not less_one:
+        decode_blocks(native, KINDS[kind.name], blocks, room)
+        return
     values = kind.decode(blocks)
-    return values.sub_(1.0) if less_one else values
+    room.copy_((values.sub_(1.0) if less_one else values).view(room.shape))

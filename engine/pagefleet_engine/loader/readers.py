@@ -44,8 +44,8 @@ class Encoding:
     """Of a block: rows are of whole blocks."""
     num_bytes: int
     """Of a block."""
-    decode: Callable[[Tensor, torch.dtype], Tensor]
-    """uint8 [blocks, num_bytes] to [blocks, numbers], of the type that is asked for or float32."""
+    decode: Callable[[Tensor, Tensor], None]
+    """Fills a tensor with the numbers of uint8 [blocks, num_bytes], in its type and shape."""
 
 
 Stored = torch.dtype | Encoding
@@ -149,7 +149,7 @@ class HostReader:
         try:
             buffer = self._buffers.get_nowait()
         except Empty:
-            buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8)
+            buffer = new_memory(PIECE_BYTES)
         source = _as_stored(buffer, stored, room)
         read_into(file, offset, source, stride)
         _convert(source, stored, room)
@@ -227,7 +227,7 @@ def _convert(source: Tensor, stored: Stored, room: Tensor) -> None:
     for start in range(0, len(room), at_once):
         part = room[start : start + at_once]
         blocks = source[start : start + at_once].reshape(-1, stored.num_bytes)
-        part.copy_(stored.decode(blocks, room.dtype).view(part.shape))
+        stored.decode(blocks, part)
 
 
 def read_into(file: Readable, offset: int, target: Tensor, stride: int | None = None) -> None:

@@ -58,14 +58,20 @@ KINDS = {
 """By GGUF's names."""
 
 
-def decode_blocks(library: Library, kind: BlockKind, blocks_BJ: Tensor, dtype: torch.dtype) -> Tensor:
-    """[B, N] in one of DTYPES, of contiguous uint8 [B, J]; by the thread that calls."""
-    if dtype not in DTYPES or not blocks_BJ.is_contiguous() or blocks_BJ.shape[1] != kind.num_bytes:
-        raise UnsupportedShapeError(f"blocks {list(blocks_BJ.shape)} of {kind.num_bytes} bytes are not read as {dtype}")
-    out_BN = torch.empty((len(blocks_BJ), kind.numbers), dtype=dtype)
-    is_bf16 = dtype == torch.bfloat16
-    library.decode_blocks(kind.number, blocks_BJ.data_ptr(), len(blocks_BJ), out_BN.data_ptr(), is_bf16)
-    return out_BN
+def decode_blocks(library: Library, kind: BlockKind, blocks_BJ: Tensor, out: Tensor) -> None:
+    """Fill `out`, contiguous of B * N numbers in one of DTYPES, from contiguous uint8 [B, J]; by the thread that
+    calls."""
+    is_whole = blocks_BJ.is_contiguous() and blocks_BJ.shape[1] == kind.num_bytes
+    if out.dtype not in DTYPES or not is_whole or not _is_room_for(out, len(blocks_BJ) * kind.numbers):
+        raise UnsupportedShapeError(
+            f"blocks {list(blocks_BJ.shape)} of {kind.num_bytes} bytes are not read into {list(out.shape)} {out.dtype}"
+        )
+    is_bf16 = out.dtype == torch.bfloat16
+    library.decode_blocks(kind.number, blocks_BJ.data_ptr(), len(blocks_BJ), out.data_ptr(), is_bf16)
+
+
+def _is_room_for(out: Tensor, count: int) -> bool:
+    return out.is_contiguous() and out.numel() == count
 
 
 def lay_out_blocks(library: Library, kind: BlockKind, bytes_OJ: Tensor) -> LaidOut | None:
