@@ -38,6 +38,9 @@ void run_calls(const InstructionSet *set, const Call *calls, int32_t count) {
             case CALL_ROUTE:
                 route((Routing *)at[0], at[1], strides[0], counts[0], (float *)at[2], (int32_t *)at[3], counts[1], counts[2]);
                 break;
+            case CALL_DECODE_BLOCKS:
+                set->decode_blocks(counts[0], (const uint8_t *)at[0], strides[0], at[1], counts[1]);
+                break;
         }
     }
 }

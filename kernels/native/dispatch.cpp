@@ -133,7 +133,7 @@ const int64_t WORTH_A_THREAD = 1 << 13;
 
 extern "C" {
 
-int32_t abi_version() { return 12; }
+int32_t abi_version() { return 13; }
 
 // The best set first; null where there are no more.
 const InstructionSet *instruction_set(int32_t nth) {

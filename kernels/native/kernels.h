@@ -222,7 +222,8 @@ enum {
     CALL_RUN_DENSE,
     CALL_NORM,
     CALL_ROTATE,
-    CALL_ROUTE
+    CALL_ROUTE,
+    CALL_DECODE_BLOCKS
 };
 struct Call {
     int32_t function;

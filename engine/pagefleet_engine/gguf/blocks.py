@@ -9,6 +9,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import torch
+from pagefleet_kernels.native.attention import DTYPES
+from pagefleet_kernels.native.blocks import KINDS as NATIVE_KINDS
+from pagefleet_kernels.native.blocks import decode_blocks
+from pagefleet_kernels.native.library import Library
 from pagefleet_protocol.model_config.gguf_types import KINDS, GgufKind
 from torch import Tensor
 
@@ -33,6 +37,13 @@ class BlockType(GgufKind):
             return self.split(blocks).values()
         assert self.plain is not None, "a type is plain or in blocks"
         return blocks.view(self.plain).to(torch.float32)
+
+    def decode_into(self, out: Tensor, blocks: Tensor, native: Library | None) -> None:
+        """Fill `out`, of B * N numbers in any shape, from uint8 [B, bytes]; on a CPU by `native` where it can."""
+        if native is not None and self.name in NATIVE_KINDS and out.dtype in DTYPES and out.is_contiguous():
+            decode_blocks(native, NATIVE_KINDS[self.name], blocks, out)
+        else:
+            out.copy_(self.decode(blocks).view(out.shape))
 
 
 def _fifth_bits(packed_B4: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -93,7 +94,8 @@ def _moved(points_BK: Tensor, ways: Tensor, scales_BG: Tensor) -> Parts:
 
 def _numbers(grid: str, points_BK: Tensor) -> Tensor:
     """uint8 [B, N] of chosen points."""
-    return _grids(points_BK.device)[grid][points_BK.to(torch.int32)].view(len(points_BK), -1)
+    chosen = F.embedding(points_BK.to(torch.int32), _grids(points_BK.device)[grid])
+    return chosen.view(len(points_BK), -1)
 
 
 @cache

@@ -27,7 +27,9 @@ class Parts:
 
     def values(self) -> Tensor:
         """float32 [B, N]"""
-        codes_BN = self.codes_BN if self.table is None else self.table[self.codes_BN.to(torch.int32)]
+        codes_BN = self.codes_BN
+        if self.table is not None:  # not table[codes], which might be a mask's and is refused by recordings
+            codes_BN = self.table.index_select(0, codes_BN.flatten().to(torch.int32))
         codes_BGn = codes_BN.view(*self.scales_BG.shape, -1).to(torch.float32)
         values_BGn = codes_BGn.mul_(self.scales_BG[..., None])
         if self.offsets_BG is not None:

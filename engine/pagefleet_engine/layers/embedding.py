@@ -7,14 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
+from pagefleet_kernels.native.library import Library
 from pagefleet_kernels.sampling_rows import VocabularyPart
 from torch import Tensor
 
+from pagefleet_engine.gguf.blocks import BY_NAME, BlockType
 from pagefleet_engine.layers.linear_kernel import LinearKernel
 from pagefleet_engine.layers.matrix import Matrix, PlainMatrix, kernels_of, matrix_slots
+from pagefleet_engine.layers.quantization.block_slots import ZEROS
+from pagefleet_engine.layers.quantization.form import Form, block_form_on
+from pagefleet_engine.layers.quantization_scheme import BlockScheme
 from pagefleet_engine.layers.shard import own_share, shares
 from pagefleet_engine.layers.token_ranks import token_ranks
 from pagefleet_engine.layers.weight import Placement, Weight
@@ -28,17 +34,24 @@ class Embedding:
     Ranks divide the table; each looks up what is in its part, and gets the sum of its tokens.
     """
 
-    __slots__ = ("_followers", "_own", "_ranks", "_scale", "_slot", "_table_VD", "_tokens")
+    __slots__ = ("_decode", "_followers", "_own", "_ranks", "_scale", "_slot", "_table_VD", "_tokens")
 
     def __init__(self, vocab_size: int, hidden_size: int, placement: Placement, scale: float = 1.0) -> None:
-        """`scale` is rounded to the model's type, as it was when the model was trained."""
+        """`placement.path` names the table; `scale` is rounded to the model's type, as it was when the model was
+        trained."""
         self._table_VD: Tensor
         self._scale = torch.tensor(scale, dtype=placement.dtype).item()
         self._followers: list[Callable[[Tensor], None]] = []
         self._ranks, self._tokens = placement.tensor, token_ranks(placement)
         rows = own_share(vocab_size, self._ranks, _WHAT)
         (self._own,) = rows.ranges
-        self._slot = Weight((rows,), hidden_size, placement, self._install)
+        self._decode: Callable[[Tensor], Tensor] | None = None
+        if (kind := _kept_blocks(placement)) is None:
+            self._slot = Weight((rows,), hidden_size, placement, self._install)
+        else:
+            self._decode = partial(_decoded, kind=kind, dtype=placement.dtype, native=placement.native)
+            num_bytes = hidden_size // kind.numbers * kind.num_bytes
+            self._slot = Weight((rows,), num_bytes, placement, self._install, dtype=torch.uint8).holding(ZEROS)
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """See HasWeights."""
@@ -46,23 +59,43 @@ class Embedding:
 
     def share(self, follower: Callable[[Tensor], None]) -> None:
         """Also give the table to `follower` when it has arrived."""
+        assert self._decode is None, "a head has the same blocks in a slot of its own"
         self._followers.append(follower)
 
     def __call__(self, token_ids_T: Tensor) -> Tensor:
         """Integer [T] to a new tensor [T, D], or of this rank's tokens."""
         if self._ranks.size == 1:
-            rows_TD = F.embedding(token_ids_T, self._table_VD)
+            rows_TD = self._rows(token_ids_T)
         else:
             own_T = token_ids_T - self._own.start
             missing_T = (own_T < 0) | (own_T >= len(self._own))
-            rows_TD = F.embedding(own_T.masked_fill_(missing_T, 0), self._table_VD)
+            rows_TD = self._rows(own_T.masked_fill_(missing_T, 0))
             rows_TD = self._tokens.sum(rows_TD.masked_fill_(missing_T[:, None], 0.0))
         return rows_TD if self._scale == 1.0 else rows_TD.mul_(self._scale)
+
+    def _rows(self, ids_T: Tensor) -> Tensor:
+        rows_TD = F.embedding(ids_T, self._table_VD)
+        return rows_TD if self._decode is None else self._decode(rows_TD)
 
     def _install(self, table_VD: Tensor) -> None:
         self._table_VD = table_VD
         for follower in self._followers:
             follower(table_VD)
+
+
+def _kept_blocks(placement: Placement) -> BlockType | None:
+    """The type of GGUF's blocks that the table at `placement.path` stays in; None: it is in numbers."""
+    scheme = placement.scheme(1)
+    if not isinstance(scheme, BlockScheme) or block_form_on(scheme, placement)[0] is not Form.NATIVE:
+        return None
+    return BY_NAME[scheme.types[0]]
+
+
+def _decoded(bytes_TJ: Tensor, kind: BlockType, dtype: torch.dtype, native: Library | None) -> Tensor:
+    """[T, D] of rows in blocks, uint8 [T, J]."""
+    out_TD = torch.empty((len(bytes_TJ), bytes_TJ.shape[1] // kind.num_bytes * kind.numbers), dtype=dtype)
+    kind.decode_into(out_TD, bytes_TJ.view(-1, kind.num_bytes), native)
+    return out_TD
 
 
 class PositionTable:

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from pagefleet_kernels.native.attention import DTYPES
-from pagefleet_kernels.native.blocks import KINDS, decode_blocks
 from pagefleet_kernels.native.library import Library
 from pagefleet_protocol.model_config.fields import ModelConfigError
 from pagefleet_protocol.model_config.gguf_config import head_dim, is_tied, model_kind, num_stacked
@@ -127,8 +125,7 @@ def _stored(kind: BlockType, less_one: bool, native: Library | None) -> Stored:
 
 
 def _decode(kind: BlockType, less_one: bool, native: Library | None, blocks: Tensor, room: Tensor) -> None:
-    if native is not None and kind.name in KINDS and room.dtype in DTYPES and room.is_contiguous() and not less_one:
-        decode_blocks(native, KINDS[kind.name], blocks, room)
-        return
-    values = kind.decode(blocks)
-    room.copy_((values.sub_(1.0) if less_one else values).view(room.shape))
+    if less_one:
+        room.copy_(kind.decode(blocks).sub_(1.0).view(room.shape))
+    else:
+        kind.decode_into(room, blocks, native)

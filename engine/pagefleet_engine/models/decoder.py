@@ -51,7 +51,8 @@ class DecoderModel:
         is_first, is_last = layers.start == 0, layers.stop == arch.num_layers
         if is_first or (is_last and arch.tie_word_embeddings):
             width = arch.embedding_size or arch.hidden_size
-            self._embed_tokens = Embedding(arch.vocab_size, width, placement, traits.embedding_scale)
+            table_at = placement.within(traits.names.embedding)
+            self._embed_tokens = Embedding(arch.vocab_size, width, table_at, traits.embedding_scale)
             if is_first:
                 self._start = _Start(self._embed_tokens, arch, traits, placement)
         if is_last:

@@ -113,7 +113,8 @@ class Gemma3nModel:
         self._end: DecoderEnd | None = None
         is_first, is_last = layers.start == 0, layers.stop == arch.num_layers
         if is_first or (is_last and arch.tie_word_embeddings):
-            self._embed_tokens = Embedding(arch.vocab_size, arch.hidden_size, placement, arch.hidden_size**0.5)
+            table_at = placement.within("model.embed_tokens")
+            self._embed_tokens = Embedding(arch.vocab_size, arch.hidden_size, table_at, arch.hidden_size**0.5)
             if is_first:
                 self._start = _Start(self._embed_tokens, arch, altup, placement.within("model"))
         if is_last:
@@ -218,7 +219,8 @@ class _LayerInputs:
         """Ranks divide the table; each has the projection."""
         size, width = altup.per_layer_size, arch.num_layers * altup.per_layer_size
         self._num_rows, self._shape = altup.per_layer_vocab_size, (-1, arch.num_layers, size)
-        self._table = Embedding(altup.per_layer_vocab_size, width, placement, size**0.5)
+        table_at = placement.within("embed_tokens_per_layer")
+        self._table = Embedding(altup.per_layer_vocab_size, width, table_at, size**0.5)
         self._scale = arch.hidden_size**-0.5
         self._projection = Linear(arch.hidden_size, (width,), False, placement.within("per_layer_model_projection"))
         self._norm = RMSNorm(size, arch.rms_norm_eps, placement)

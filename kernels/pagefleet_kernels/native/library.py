@@ -14,7 +14,7 @@ import torch  # noqa: F401  brings the OpenMP that the library computes with: bo
 from pagefleet_kernels.errors import BackendUnavailableError
 
 LIBRARY = Path(__file__).with_name("libpagefleet_kernels.so")
-_ABI_VERSION = 12
+_ABI_VERSION = 13
 
 
 class Layer(Structure):
@@ -252,6 +252,7 @@ CALLS = (
     "norm",
     "rotate",
     "route",
+    "decode_blocks",
 )
 """The functions of a Call, by number."""
 

@@ -63,8 +63,10 @@ _MAY_HAVE_BIASES = (
 _ROTATE_IN_PART = ("phi3", "glm4_moe", "phi", "stablelm", "minimax_m2", "glm4")
 _LATENT = ("deepseek_v2", "deepseek_v3")
 _EMBEDDING = "token_embd.weight"
-_TABLES = (_EMBEDDING, "per_layer_token_embd.weight", "position_embd.weight")
-"""Of which rows are looked up: they become numbers."""
+_TABLES = (_EMBEDDING, "per_layer_token_embd.weight")
+"""Of which a step looks up a row for each token: a CPU keeps them in blocks, a GPU makes numbers of them."""
+_POSITIONS = "position_embd.weight"
+"""It becomes numbers."""
 _TYPES = {"F32": "float32", "F16": "float16"}
 
 
@@ -166,14 +168,13 @@ def hf_config(model: GgufModel, factors: Mapping[str, Sequence[float]]) -> dict[
 
 
 def _quantized(kind: str, model: GgufModel) -> dict[str, list[str]]:
-    """The linear layers that lie in blocks, by type; all of a stack by one expression."""
+    """The linear layers and tables that lie in blocks, by type; all of a stack by one expression."""
     found: dict[str, list[str]] = {}
     stacks: dict[str, list[str]] = {}
     for name, tensor in model.tensors.items():
-        if tensor.type.numbers == 1 or len(tensor.shape) < 2:
+        if tensor.type.numbers == 1 or len(tensor.shape) < 2 or name == _POSITIONS:
             continue
-        found_there = our_tensors(kind, name, 1, tied=is_tied(model)) or ()  # the first of a stack stands for all
-        for ours in found_there[1:] if name in _TABLES else found_there:
+        for ours in our_tensors(kind, name, 1, tied=is_tied(model)) or ():  # the first of a stack stands for all
             layer = ours.name.rpartition(".")[0]
             if ours.expert is None:
                 found.setdefault(tensor.type.name, []).append(layer)
@@ -222,17 +223,21 @@ def _rope_scaling(fields: GgufFields, length: int, factors: Mapping[str, Sequenc
 def kept_bytes(model: GgufModel) -> tuple[int, int]:
     """What the weights take on a CPU and on a GPU, in a type of two bytes where they are not kept in few bits.
 
-    A head that is the embedding is kept a second time on a CPU, which reads it whole in each step.
+    A head that is the embedding is kept a second time on a CPU, as products read it.
     A lower bound: a GPU keeps projections that are computed as one in few bits only where all of them can be.
     """
     on_cpu = on_gpu = 0
     for name, tensor in model.tensors.items():
         count, kind = math.prod(tensor.shape), tensor.type
         blocks, in_floats = count // kind.numbers, 2 * count
-        in_blocks = blocks * kind.cpu_bytes if kind.bits else in_floats
-        is_matrix = len(tensor.shape) > 1 and name not in _TABLES
-        on_cpu += in_blocks if is_matrix else in_floats
-        on_gpu += blocks * kind.gpu_bytes if is_matrix and kind.on_gpu else in_floats
+        is_matrix = len(tensor.shape) > 1 and name != _POSITIONS
+        if not kind.bits or not is_matrix:
+            on_cpu += in_floats
+        elif name in _TABLES:
+            on_cpu += blocks * kind.num_bytes
+        else:
+            on_cpu += blocks * kind.cpu_bytes
         if name == _EMBEDDING and is_tied(model):
-            on_cpu += in_blocks
+            on_cpu += blocks * kind.cpu_bytes if kind.bits else in_floats
+        on_gpu += blocks * kind.gpu_bytes if is_matrix and kind.on_gpu and name not in _TABLES else in_floats
     return on_cpu, on_gpu

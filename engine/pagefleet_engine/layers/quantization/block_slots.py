@@ -29,6 +29,8 @@ from pagefleet_engine.layers.shard import Shard
 from pagefleet_engine.layers.weight import Content, Kept, Placement, UnusableTensorError, Weight
 
 _NUMBERS_AT_ONCE = 1 << 20
+ZEROS = Content(lambda _: None, lambda shape: torch.zeros(shape, dtype=torch.uint8))
+"""What blocks hold in a model of random weights, as not all bytes are numbers."""
 _NOT_FINITE = "holds a scale that is no finite number: download the file again"
 
 
@@ -161,8 +163,7 @@ class BlockSlots:
             Fraction(kind.gpu_bytes if placement.use_kernels else kind.cpu_bytes, kind.num_bytes) for kind in kinds
         )
         slot = Weight(outputs, columns, placement, self._take, dtype=torch.uint8, kept=Kept(torch.uint8, True, kept))
-        content = Content(lambda _: None, lambda shape: torch.zeros(shape, dtype=torch.uint8))  # scales are checked
-        self.slots = {"weight": slot.holding(content)}
+        self.slots = {"weight": slot.holding(ZEROS)}  # scales are checked as they are laid out
 
     def _take(self, whole: Tensor) -> None:
         if len(set(self._kinds)) == 1:
