@@ -172,7 +172,7 @@ class ExecutionConfig:
     block size where FlashAttention 3 is installed. auto: triton until flash has been measured to be faster."""
     native_kernels: bool = True
     """On a CPU: attention, experts, norms and rotation by compiled kernels, where the package was made with a C++
-    compiler; else, and in types that they do not take (float16, fp8 K/V, latents), torch computes."""
+    compiler; else, in float16, and where prompts attend over latents, torch computes."""
     cuda_graphs: CudaGraphs = "auto"
     """Which steps are replayed as CUDA graphs; auto: full_and_piecewise on a GPU. On a CPU auto records steps of
     decoding, none does not."""

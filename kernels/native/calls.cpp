@@ -31,7 +31,7 @@ void run_calls(const InstructionSet *set, const Call *calls, int32_t count) {
                 set->run_product((Packed *)at[0], (Product *)at[1], (char *)at[2], counts[0]);
                 break;
             case CALL_RUN_DENSE:
-                set->run_dense((Dense *)at[0], (Product *)at[1], (char *)at[2], counts[0]);
+                set->run_dense((Dense *)at[0], counts[0], (Product *)at[1], strides[0], strides[1], (char *)at[2], counts[1]);
                 break;
             case CALL_NORM: set->norm((Rows *)at[0], at[1], at[2], (float *)at[3], call->number); break;
             case CALL_ROTATE: set->rotate((Rows *)at[0], at[1], (Rotation *)at[2]); break;

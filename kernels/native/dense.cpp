@@ -45,32 +45,38 @@ void run_chunk(const Dense *matrix, const Product *product, const Left<T> *x, in
     }
 }
 
-template <class T> void run(const Dense *matrix, const Product *product, char *memory, int threads) {
+template <class T>
+void run(const Dense *matrices, int count, const Product *product, int64_t x_step, int64_t out_step, char *memory, int threads) {
     Memory given = {memory, 0};
     int32_t *taken = given.take<int32_t>(1);  // chunks
     const Left<T> *x = (const Left<T> *)product->x;
-    int64_t stride = product->x_stride;
+    int64_t stride = product->x_stride, step = x_step;
+    int rows = product->rows, inputs = matrices->inputs, strips = num_strips(matrices->outputs);
     if (copies<T>()) {
-        stride = padded(matrix->inputs);
-        x = given.take<Left<T>>(product->rows * stride);
+        stride = padded(inputs);
+        step = rows * stride;
+        x = given.take<Left<T>>(count * step);
     }
-    int strips = num_strips(matrix->outputs);
-    int chunk = chunk_of(4 * strip_words<T>(matrix->inputs), strips, threads);
+    int chunk = chunk_of(4 * strip_words<T>(inputs), strips * count, threads);
+    if (chunk > strips) chunk = strips;
+    int chunks = (strips + chunk - 1) / chunk;  // of a matrix
     *taken = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         if (copies<T>()) {
 #pragma omp for
-            for (int row = 0; row < product->rows; row++) {
-                Left<T> *to = (Left<T> *)x + row * stride;
-                copy_row((const T *)product->x + row * product->x_stride, matrix->inputs, to);
-                if (matrix->inputs % Steps<T>::inputs) to[matrix->inputs] = 0;
+            for (int one = 0; one < count * rows; one++) {
+                Left<T> *to = (Left<T> *)x + one * stride;
+                copy_row((const T *)product->x + one / rows * x_step + one % rows * product->x_stride, inputs, to);
+                if (inputs % Steps<T>::inputs) to[inputs] = 0;
             }
         }
         for (;;) {
-            int strip = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED) * chunk;
-            if (strip >= strips) break;
-            run_chunk<T>(matrix, product, x, stride, strip, strip + chunk < strips ? strip + chunk : strips);
+            int next = __atomic_fetch_add(taken, 1, __ATOMIC_RELAXED), matrix = next / chunks, strip = next % chunks * chunk;
+            if (matrix >= count) break;
+            Product own = *product;
+            own.out = (T *)product->out + matrix * out_step;
+            run_chunk<T>(matrices + matrix, &own, x + matrix * step, stride, strip, strip + chunk < strips ? strip + chunk : strips);
         }
     }
 }
@@ -101,12 +107,13 @@ int64_t NAMED(dense_room, ISA)(const Dense *matrix, int32_t rows) {
     return matrix->is_bf16 ? room<bf16>(matrix, rows) : room<float>(matrix, rows);
 }
 
-void NAMED(run_dense, ISA)(const Dense *matrix, const Product *product, char *memory, int32_t threads) {
+void NAMED(run_dense, ISA)(const Dense *matrices, int32_t count, const Product *product, int64_t x_step, int64_t out_step,
+                           char *memory, int32_t threads) {
     alignas(64) char own[OWN_ROOM];
     if (!memory) memory = own;
-    if (matrix->is_bf16)
-        run<bf16>(matrix, product, memory, threads);
+    if (matrices->is_bf16)
+        run<bf16>(matrices, count, product, x_step, out_step, memory, threads);
     else
-        run<float>(matrix, product, memory, threads);
+        run<float>(matrices, count, product, x_step, out_step, memory, threads);
 }
 }

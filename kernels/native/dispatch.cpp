@@ -23,7 +23,7 @@
     int64_t dense_bytes_##isa(const Dense *);                                                                          \
     void lay_out_dense_##isa(const Dense *, const void *, int64_t, void *, int32_t);                                   \
     int64_t dense_room_##isa(const Dense *, int32_t);                                                                  \
-    void run_dense_##isa(const Dense *, const Product *, char *, int32_t);                                             \
+    void run_dense_##isa(const Dense *, int32_t, const Product *, int64_t, int64_t, char *, int32_t);                  \
     int64_t sampling_room_##isa(int32_t, int32_t);                                                                     \
     void sample_##isa(const Sampling *, int32_t *, char *);                                                            \
     void norm_##isa(const Rows *, const void *, void *, const float *, float);                                         \
@@ -133,7 +133,7 @@ const int64_t WORTH_A_THREAD = 1 << 13;
 
 extern "C" {
 
-int32_t abi_version() { return 13; }
+int32_t abi_version() { return 14; }
 
 // The best set first; null where there are no more.
 const InstructionSet *instruction_set(int32_t nth) {

@@ -181,7 +181,9 @@ struct InstructionSet {
     int64_t (*dense_bytes)(const Dense *);
     void (*lay_out_dense)(const Dense *, const void *, int64_t, void *, int32_t);
     int64_t (*dense_room)(const Dense *, int32_t);
-    void (*run_dense)(const Dense *, const Product *, char *, int32_t);
+    // So many matrices of one shape, each with inputs and outputs of its own, which lie so far behind those of the one before;
+    // memory is that of as many times the rows.
+    void (*run_dense)(const Dense *, int32_t, const Product *, int64_t, int64_t, char *, int32_t);
     int64_t (*sampling_room)(int32_t, int32_t);
     void (*sample)(const Sampling *, int32_t *, char *);
     void (*norm)(const Rows *, const void *, void *, const float *, float);

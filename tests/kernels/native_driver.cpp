@@ -284,20 +284,20 @@ static void try_dense(const InstructionSet *set, bool is_bf16) {
     for (int rows : {1, 2, 3, 4, 5, 6, 8, 13}) {
         Random random = {(uint32_t)rows};
         Floats weights(random.many(outputs * inputs), is_bf16), x(random.many(rows * inputs), is_bf16);
-        Floats bias(random.many(outputs), is_bf16), out(vector<float>(rows * outputs), is_bf16);
+        Floats bias(random.many(outputs), is_bf16), out(vector<float>(2 * rows * outputs), is_bf16);
         vector<char> packed = laid_out(set, weights, outputs, inputs);
-        Dense matrix = {packed.data(), inputs, outputs, is_bf16};
+        Dense matrix = {packed.data(), inputs, outputs, is_bf16}, twice[] = {matrix, matrix};
         Product product = {x.at(), out.at(), nullptr, bias.at(), nullptr, inputs, outputs, 0, rows, THEN_NOTHING, is_bf16};
-        vector<char> memory(set->dense_room(&matrix, rows));
-        set->run_dense(&matrix, &product, memory.data(), 2);
+        vector<char> memory(set->dense_room(&matrix, 2 * rows));
+        set->run_dense(twice, 2, &product, 0, rows * outputs, memory.data(), 2);
         vector<double> expected;
-        for (int r = 0; r < rows; r++)
+        for (int r = 0; r < 2 * rows; r++)
             for (int o = 0; o < outputs; o++) {
                 double sum = bias.plain[o];
-                for (int i = 0; i < inputs; i++) sum += (double)x.plain[r * inputs + i] * weights.plain[o * inputs + i];
+                for (int i = 0; i < inputs; i++) sum += (double)x.plain[r % rows * inputs + i] * weights.plain[o * inputs + i];
                 expected.push_back(sum);
             }
-        compare(set, "a product in floats, rows " + std::to_string(rows), out, expected, is_bf16 ? 1e-2 : 2e-5);
+        compare(set, "two products in floats, rows " + std::to_string(rows), out, expected, is_bf16 ? 1e-2 : 2e-5);
     }
 }
 

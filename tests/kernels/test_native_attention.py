@@ -34,8 +34,11 @@ def library(request: pytest.FixtureRequest) -> Library:
     return SETS[request.param]
 
 
-def run(library: Library, batch: Any, rule: ScoreRule, num_threads: int = 2) -> torch.Tensor:
-    pages = LayerPages(batch.kv_cache, batch.q_TNH.shape[1], rule, batch.q_TNH.dtype)
+def run(
+    library: Library, batch: Any, rule: ScoreRule, num_threads: int = 2, *, is_latent: bool = False
+) -> torch.Tensor:
+    kept = batch.kv_cache[:, :1] if is_latent else batch.kv_cache
+    pages = LayerPages(kept, batch.q_TNH.shape[1], rule, batch.q_TNH.dtype)
     step = PagedStep(batch.block_tables_SB, batch.query_start_loc_S1, batch.seq_lens_S)
     plan = plan_attention(library, pages, step, num_threads)
     out = attend(library, pages, step, plan, batch.q_TNH)
@@ -44,8 +47,8 @@ def run(library: Library, batch: Any, rule: ScoreRule, num_threads: int = 2) -> 
     return out
 
 
-def check(library: Library, batch: Any, rule: ScoreRule, num_threads: int = 2) -> None:
-    out = run(library, batch, rule, num_threads)
+def check(library: Library, batch: Any, rule: ScoreRule, num_threads: int = 2, *, is_latent: bool = False) -> None:
+    out = run(library, batch, rule, num_threads, is_latent=is_latent)
     tables = batch.block_tables_SB, batch.query_start_loc_S1, batch.seq_lens_S
     pages = batch.kv_cache.float() * torch.tensor([rule.k_scale, rule.v_scale]).view(2, 1, 1, 1)
     unscaled = replace(rule, k_scale=1.0, v_scale=1.0)
@@ -111,6 +114,17 @@ def test_few_long_rows_are_shared_out(library: Library, make_batch: Callable[...
     assert plan.plan.num_tasks > 8
     for threads in (1, 2, 4):
         check(library, batch, rule, threads)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("num_heads", [1, 16, 128])
+def test_latents_are_keys_and_values(
+    library: Library, num_heads: int, dtype: torch.dtype, make_batch: Callable[..., Any]
+) -> None:
+    """Of the width of DeepSeek-V3's."""
+    batch = make_batch([(1, 700), (1, 40), (3, 50), (20, 90)], heads=(num_heads, 1), head_dim=576, dtype=dtype)
+    batch.kv_cache[:, 1] = batch.kv_cache[:, 0]
+    check(library, batch, ScoreRule(scale=batch.scale), is_latent=True)
 
 
 @settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

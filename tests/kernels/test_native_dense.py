@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagefleet_kernels.errors import UnsupportedShapeError
-from pagefleet_kernels.native.dense import DenseProduct
+from pagefleet_kernels.native.dense import DenseProduct, HeadProducts
 from pagefleet_kernels.native.library import Library
 from pagefleet_kernels.native.products import Then
 
@@ -59,6 +59,39 @@ def test_products_are_torchs(
     out = DenseProduct(library, weight)(x, bias, then=then, other_TO=other if then in ("add", "multiply") else None)
     assert out.dtype == dtype
     torch.testing.assert_close(out.double(), exact, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@given(
+    heads=st.integers(1, 9),
+    rows=st.integers(0, 9),
+    inputs=st.integers(1, 200),
+    outputs=st.integers(1, 150),
+    dtype=st.sampled_from((torch.float32, torch.bfloat16)),
+    data=st.data(),
+)
+@settings(max_examples=examples(50), deadline=None)
+def test_each_head_has_a_matrix_of_its_own(
+    heads: int, rows: int, inputs: int, outputs: int, dtype: torch.dtype, data: st.DataObject
+) -> None:
+    """Heads may lie beside each other, or behind all rows of the one before."""
+    library = SETS[data.draw(st.sampled_from([*SETS]))]
+    weights = numbers(heads, inputs, outputs, dtype=dtype).transpose(1, 2) / inputs**0.5
+    x = numbers(rows, heads, inputs + 3, dtype=dtype, seed=1).transpose(0, 1)[..., :inputs]
+    out = torch.full((heads, rows, outputs + 2), 7.0, dtype=dtype)
+    HeadProducts(library, weights)(x, out[..., :outputs])
+    exact = torch.bmm(x.double(), weights.double().transpose(1, 2))
+    torch.testing.assert_close(out[..., :outputs].double(), exact, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    assert bool((out[..., outputs:] == 7.0).all())
+
+
+def test_heads_of_another_shape_or_type_are_refused(library: Library) -> None:
+    products, x = HeadProducts(library, numbers(2, 48, 64, dtype=torch.float32)), numbers(2, 3, 64, dtype=torch.float32)
+    out = numbers(2, 3, 48, dtype=torch.float32)
+    for wrong_x, wrong_out in ((x[:1], out), (x[..., :63], out), (x, out[:, :2]), (x.bfloat16(), out), (x, out.mT)):
+        with pytest.raises(UnsupportedShapeError, match="are not for 2 matrices of 48 x 64"):
+            products(wrong_x, wrong_out)
+    with pytest.raises(UnsupportedShapeError, match="are not for"):
+        products(x.transpose(0, 2).contiguous().transpose(0, 2), out)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

@@ -9,6 +9,7 @@ keeps.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -16,6 +17,15 @@ import torch
 from pagefleet_kernels.quantize import Activations, QuantizeSpec
 from pagefleet_kernels.score_rule import ScoreRule
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompiledMaps:
+    """Products with the same numbers, laid out: by keys, [N, T, P] to [N, T, R], and by values, [N, T, R] to [N, T, V];
+    what each is called with besides is filled."""
+
+    absorb: Callable[[Tensor, Tensor], None]
+    values: Callable[[Tensor, Tensor], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +40,8 @@ class LatentMaps:
     """[N, P + V, R], contiguous: the part of a head's key over its value."""
     nope_dim: int
     """P."""
+    compiled: CompiledMaps | None = None
+    """Who multiplies by them on a CPU that has compiled kernels; None: torch."""
 
     @property
     def rank(self) -> int:
@@ -46,12 +58,21 @@ class LatentMaps:
         num_tokens, num_heads, head_dim = q_TNH.shape
         out_NTW = q_TNH.new_empty(num_heads, num_tokens, self.rank + head_dim - self.nope_dim)
         q_NTH = q_TNH.transpose(0, 1)
-        torch.bmm(q_NTH[..., : self.nope_dim], self.made_NXR[:, : self.nope_dim], out=out_NTW[..., : self.rank])
+        q_NTP, out_NTR = q_NTH[..., : self.nope_dim], out_NTW[..., : self.rank]
+        if self.compiled is not None:
+            self.compiled.absorb(q_NTP, out_NTR)
+        else:
+            torch.bmm(q_NTP, self.made_NXR[:, : self.nope_dim], out=out_NTR)
         out_NTW[..., self.rank :] = q_NTH[..., self.nope_dim :]
         return out_NTW
 
     def values(self, latents_NTR: Tensor) -> Tensor:
         """Outputs [T, N, V], contiguous, from the latents' weighted sums."""
+        if self.compiled is not None:
+            num_heads, num_tokens, _ = latents_NTR.shape
+            out_TNV = latents_NTR.new_empty(num_tokens, num_heads, self.value_dim)
+            self.compiled.values(latents_NTR, out_TNV.transpose(0, 1))
+            return out_TNV
         return torch.bmm(latents_NTR, self.made_NXR[:, self.nope_dim :].transpose(1, 2)).transpose(0, 1).contiguous()
 
 

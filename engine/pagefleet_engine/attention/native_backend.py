@@ -1,9 +1,11 @@
 """Paged attention on a CPU by compiled kernels, which read pages where they lie.
 
-Shapes: T tokens of the step, N query heads, K key/value heads, H head size.
+Shapes: T tokens of the step, N query heads, K key/value heads, H head size; of latents as `backend` has them.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from pagefleet_kernels.layout import KVLayout
@@ -11,6 +13,7 @@ from pagefleet_kernels.native.attention import (
     CODES,
     DTYPES,
     MAX_HEAD_DIM,
+    MAX_LATENT_DIM,
     AttentionPlan,
     LayerPages,
     PagedStep,
@@ -22,14 +25,17 @@ from pagefleet_kernels.native.library import Library
 from pagefleet_kernels.score_rule import ScoreRule
 from torch import Tensor
 
-from pagefleet_engine.attention.backend import AttentionSpec, BatchGeometry, Pages
+from pagefleet_engine.attention.backend import AttentionSpec, BatchGeometry, LatentMaps, Pages
 from pagefleet_engine.attention.support import check_pool
+from pagefleet_engine.attention.torch_backend import TorchAttentionStep, TorchBackend
+from pagefleet_engine.attention.torch_latents import is_absorbed
 from pagefleet_engine.core.kv_groups import KVGroups
 
 
 def takes_pool(layout: KVLayout, dtype: torch.dtype) -> bool:
-    """Whether the kernels read such pages: keys and values (no latents), in float32, bfloat16, e4m3 or e5m2."""
-    return layout.vectors == 2 and (dtype in DTYPES or dtype in CODES) and layout.head_dim <= MAX_HEAD_DIM
+    """Whether the kernels read such pages: keys and values, or latents, in float32, bfloat16, e4m3 or e5m2."""
+    largest = MAX_HEAD_DIM if layout.vectors == 2 else MAX_LATENT_DIM
+    return (dtype in DTYPES or dtype in CODES) and layout.head_dim <= largest
 
 
 class NativeBackend:
@@ -42,6 +48,8 @@ class NativeBackend:
         self.layers = [layout.layer_view(pool, layer) for layer in range(layout.num_layers)]
         self.places = [groups.place(layer) for layer in range(sum(len(group.layers) for group in groups.groups))]
         self._num_kv_heads = layout.num_kv_heads
+        self.by_torch = TorchBackend(pool, layout, groups) if layout.vectors == 1 else None
+        """For prompts over latents."""
         self._written: dict[int, tuple[AttentionSpec, LayerPages]] = {}
         self._pages: dict[tuple[int, int], tuple[AttentionSpec, LayerPages]] = {}
 
@@ -73,19 +81,20 @@ class NativeBackend:
 class NativeAttentionStep:
     """One step's attention; implements `AttentionStep`."""
 
-    __slots__ = ("_backend", "_batch", "_num_threads", "_plans", "_steps")
+    __slots__ = ("_backend", "_batch", "_by_torch", "_num_threads", "_plans", "_steps")
 
     def __init__(self, backend: NativeBackend, batch: BatchGeometry) -> None:
         self._backend, self._batch = backend, batch
         self._num_threads = torch.get_num_threads()
         self._steps: dict[int, PagedStep] = {}
         self._plans: dict[tuple[int | None, int | None, int], AttentionPlan] = {}
+        self._by_torch: TorchAttentionStep | None = None
 
     def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor | None) -> None:
         """See `AttentionStep.write`."""
-        assert v_TKH is not None, "latents are not for these kernels"
         group, _ = self._backend.places[spec.layer]
         pages, slots_T = self._backend.written(spec, k_TKH.dtype), self._batch.slot_mappings[group]
+        v_TKH = k_TKH if v_TKH is None else v_TKH  # of latents, which are written once more where they are
         write_pages(self._backend.library, pages, k_TKH, v_TKH, slots_T, self._num_threads)
 
     def pages(self, spec: AttentionSpec) -> Pages:
@@ -95,6 +104,28 @@ class NativeAttentionStep:
 
     def attend(self, spec: AttentionSpec, q_TNH: Tensor) -> Tensor:
         """See `AttentionStep.attend`."""
+        return self._walk(spec, q_TNH) if spec.latent is None else self._attend_latents(spec, spec.latent, q_TNH)
+
+    def _attend_latents(self, spec: AttentionSpec, maps: LatentMaps, q_TNH: Tensor) -> Tensor:
+        """Compared with latents as they lie; or, of long prompts, with keys that torch makes of them."""
+        batch = self._batch
+        context = None if batch.seq_lens is None else max(batch.seq_lens)
+        if context is not None and not is_absorbed(batch.max_query_len, context, q_TNH.shape[2], maps):
+            return self._make_keys(spec, maps, q_TNH)
+        sums_TNW = self._walk(spec, maps.absorb(q_TNH).transpose(0, 1))
+        return maps.values(sums_TNW[..., : maps.rank].transpose(0, 1))
+
+    def _make_keys(self, spec: AttentionSpec, maps: LatentMaps, q_TNH: Tensor) -> Tensor:
+        """In float32 where the processor does not multiply bfloat16, as torch takes many times as long then."""
+        backend = self._backend
+        assert backend.by_torch is not None, "pages hold latents"
+        if self._by_torch is None:
+            self._by_torch = backend.by_torch.begin(self._batch)
+        dtype = q_TNH.dtype if backend.library.multiplies_bf16 else torch.float32
+        as_made = LatentMaps(maps.made_NXR.to(dtype), maps.nope_dim)
+        return self._by_torch.attend(replace(spec, latent=as_made), q_TNH.to(dtype)).to(q_TNH.dtype)
+
+    def _walk(self, spec: AttentionSpec, q_TNH: Tensor) -> Tensor:
         backend = self._backend
         pages = backend.pages_of(spec, q_TNH.shape[1], q_TNH.dtype)
         group, _ = backend.places[spec.layer]

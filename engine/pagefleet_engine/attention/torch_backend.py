@@ -119,7 +119,8 @@ class TorchAttentionStep:
         layout, rows, num_heads = self._layout, group.num_rows, q.shape[1]
         kv = self._pool.pages[index].index_select(0, group.page_index)
         if self._pool.whole.dtype in LARGEST_FP8:
-            kv = kv.view(self._pool.whole.dtype).to(q.dtype)
+            kv = kv.view(self._pool.whole.dtype)
+        kv = kv.to(q.dtype)
         if spec.latent is not None:
             return attend_latents(group, kv.view(rows, -1, layout.head_dim), q, spec, spec.latent)
         k, v = kv.view(2, rows * layout.num_kv_heads, -1, layout.head_dim).unbind(0)

@@ -13,10 +13,12 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from pagefleet_kernels.native.dense import HeadProducts
+from pagefleet_kernels.native.library import Library
 from pagefleet_kernels.quantize import Activations, QuantizeSpec
 from torch import Tensor
 
-from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep, LatentMaps
+from pagefleet_engine.attention.backend import AttentionSpec, AttentionStep, CompiledMaps, LatentMaps
 from pagefleet_engine.layers.linear import Linear, input_linear
 from pagefleet_engine.layers.matrix import Matrix, matrix_slots
 from pagefleet_engine.layers.norm import Residual, RMSNorm
@@ -155,7 +157,17 @@ class _MapSlots:
             keys_NRX = self._arrived.pop("k_b_proj").view(self._heads, rank, nope)
             values_NXR = self._arrived.pop("v_b_proj").view(self._heads, -1, rank)
             maps_NXR = torch.cat((keys_NRX.transpose(1, 2), values_NXR), 1)
-        self._install(LatentMaps(maps_NXR, nope))
+        self._install(latent_maps(maps_NXR, nope, self._placement.native_layers))
+
+
+def latent_maps(made_NXR: Tensor, nope_dim: int, library: Library | None) -> LatentMaps:
+    """See LatentMaps; `library`: compiled kernels that take its type."""
+    if library is None:
+        return LatentMaps(made_NXR, nope_dim)
+    keys_NRP, values_NVR = made_NXR[:, :nope_dim].transpose(1, 2), made_NXR[:, nope_dim:]
+    return LatentMaps(
+        made_NXR, nope_dim, CompiledMaps(HeadProducts(library, keys_NRP), HeadProducts(library, values_NVR))
+    )
 
 
 def _latent(arch: ModelArch) -> LatentArch:

@@ -99,9 +99,7 @@ class Worker:
         self._num_threads = set_num_threads(config.model.num_threads)
         limit_kernel_caches()
         self._native = native_library(self._device, enabled=config.execution.native_kernels)
-        # Torch attends over latents, and multiplies in what it compiles.
-        by_torch = arch.latent is not None or config.execution.compile
-        compiled_kernels = self._native is not None and not by_torch
+        compiled_kernels = self._native is not None and not config.execution.compile  # there torch multiplies
         self._dtype = resolve_dtype(config.model.dtype, arch.dtype, self._device, compiled_kernels=compiled_kernels)
         self._kv_dtype = _KV_DTYPES.get(config.cache.kv_cache_dtype, self._dtype)
         self._balance = Balance(config.parallel.num_redundant_experts) if config.parallel.enable_eplb else None

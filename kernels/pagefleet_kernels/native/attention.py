@@ -22,6 +22,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 CODES = {FP8: 1, E5M2: 2}
 """Of pages that hold numbers over a scale, as `PAGES_` of kernels.h."""
 MAX_HEAD_DIM = 512
+MAX_LATENT_DIM = 1024
 
 _WRITES_PER_THREAD = 1 << 15
 """Numbers of keys that one thread writes sooner than another wakes."""
@@ -38,20 +39,24 @@ class LayerPages:
         """Raises UnsupportedShapeError.
 
         Args:
-            kv_cache: [num_blocks, 2, K, block_size, H] in a type of DTYPES or CODES.
+            kv_cache: [num_blocks, 2, K, block_size, H] in a type of DTYPES or CODES; or of latents, which are keys and
+                values in one, [num_blocks, 1, 1, block_size, W].
             num_heads: of queries.
             rule: which keys a query sees, how scores are made of products, and what multiplies codes.
             dtype: of queries, of what is written and of results, one of DTYPES; that of pages unless they hold codes.
         """
-        keys, values = split_kv(kv_cache)
+        is_latent = kv_cache.dim() == 5 and kv_cache.shape[1] == 1
+        keys, values = (kv_cache[:, 0], kv_cache[:, 0]) if is_latent else split_kv(kv_cache)
         _, kv_heads, block_size, head_dim = keys.shape
         dtype = dtype or kv_cache.dtype
         fits = kv_cache.dtype in CODES or kv_cache.dtype == dtype
-        if dtype not in DTYPES or not fits or kv_cache.device.type != "cpu" or head_dim > MAX_HEAD_DIM:
+        largest = MAX_LATENT_DIM if is_latent else MAX_HEAD_DIM
+        if dtype not in DTYPES or not fits or kv_cache.device.type != "cpu" or head_dim > largest:
             raise UnsupportedShapeError(
                 f"pages of {kv_cache.dtype} with heads of {head_dim} on {kv_cache.device} are not for these kernels"
             )
         k_scale, v_scale = (rule.k_scale, rule.v_scale) if kv_cache.dtype in CODES else (1.0, 1.0)
+        v_scale = k_scale if is_latent else v_scale
         if keys.stride()[2:] != (head_dim, 1) or num_heads % kv_heads:
             raise UnsupportedShapeError(f"{num_heads} heads do not fit pages with strides {kv_cache.stride()}")
         rule.check_heads(num_heads, kv_cache.device)

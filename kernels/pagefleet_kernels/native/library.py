@@ -14,7 +14,7 @@ import torch  # noqa: F401  brings the OpenMP that the library computes with: bo
 from pagefleet_kernels.errors import BackendUnavailableError
 
 LIBRARY = Path(__file__).with_name("libpagefleet_kernels.so")
-_ABI_VERSION = 13
+_ABI_VERSION = 14
 
 
 class Layer(Structure):
@@ -273,7 +273,7 @@ FUNCTIONS: Mapping[str, Any] = {
     "dense_bytes": CFUNCTYPE(c_int64, _DENSE),
     "lay_out_dense": CFUNCTYPE(None, _DENSE, c_void_p, c_int64, c_void_p, c_int32),
     "dense_room": CFUNCTYPE(c_int64, _DENSE, c_int32),
-    "run_dense": CFUNCTYPE(None, _DENSE, _PRODUCT, c_void_p, c_int32),
+    "run_dense": CFUNCTYPE(None, _DENSE, c_int32, _PRODUCT, c_int64, c_int64, c_void_p, c_int32),
     "sampling_room": CFUNCTYPE(c_int64, c_int32, c_int32),
     "sample": CFUNCTYPE(None, POINTER(Sampling), c_void_p, c_void_p),
     "norm": CFUNCTYPE(None, POINTER(Rows), c_void_p, c_void_p, c_void_p, c_float),

@@ -26,6 +26,11 @@ _WORTH_A_THREAD = 1 << 18
 """Products of two numbers that one thread computes sooner than another wakes."""
 
 
+def threads_for(work: int) -> int:
+    """How many are worth their waking for so many products of two numbers."""
+    return min(torch.get_num_threads(), 1 + work // _WORTH_A_THREAD)
+
+
 class NativeProduct(ABC):
     """Multiplies by one matrix [O, I]; sums are float32."""
 
@@ -76,8 +81,7 @@ class NativeProduct(ABC):
             _THEN[then],
             x_TI.dtype == torch.bfloat16,
         )
-        work = num_rows * self._inputs * self._outputs
-        threads = min(torch.get_num_threads(), 1 + work // _WORTH_A_THREAD)
+        threads = threads_for(num_rows * self._inputs * self._outputs)
         if one and self._room_of_row <= OWN_ROOM:
             self._run(product, None, threads)
         else:

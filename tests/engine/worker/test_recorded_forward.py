@@ -54,7 +54,16 @@ def tokens(folder: Path, **settings: Any) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("family", "kv_cache_dtype"),
-    [("llama", "auto"), ("llama", "fp8"), ("gemma3_text", "auto"), ("gemma3_text", "fp8_e5m2"), ("mixtral", "auto")],
+    [
+        *(
+            ("llama", "auto"),
+            ("llama", "fp8"),
+            ("gemma3_text", "auto"),
+            ("gemma3_text", "fp8_e5m2"),
+            ("mixtral", "auto"),
+        ),
+        *(("deepseek_v3", "auto"), ("deepseek_v3", "fp8")),
+    ],
 )
 def test_tokens_are_those_of_one_operation_after_another(
     family: str, kv_cache_dtype: str, make_checkpoint: Callable[..., Path], runs: list[int]

@@ -6,16 +6,22 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from pagefleet_engine.attention import torch_latents
+from pagefleet_engine.attention import native_backend, torch_latents
 from pagefleet_engine.attention.backend import AttentionBackend, AttentionSpec, BatchGeometry, LatentMaps
+from pagefleet_engine.attention.native_backend import NativeBackend
 from pagefleet_engine.attention.torch_backend import TorchBackend
 from pagefleet_engine.attention.torch_latents import is_absorbed
 from pagefleet_engine.attention.triton_backend import TritonBackend
 from pagefleet_engine.core.kv_groups import group_layers
+from pagefleet_engine.models.latent_attention import latent_maps
 from pagefleet_kernels.layout import KVLayout
+from pagefleet_kernels.native.library import Library
 
 from tests.fakes.dense_attention import DenseSequence, DenseStep
+from tests.fakes.native_kernels import native_libraries
 
+LIBRARIES = native_libraries()
+compiled = pytest.mark.skipif(not LIBRARIES, reason="the kernels of the CPU were not compiled")
 RANK, NOPE, ROPE, VALUE, HEADS = 32, 12, 8, 20, 6
 LAYOUT = KVLayout(200, 3, 1, 8, RANK + ROPE, vectors=1)
 GROUPS = group_layers([None] * 3)
@@ -33,10 +39,12 @@ MIXES: list[Rows] = [
 ]
 
 
-def make_spec(k_scale: float = 1.0, dtype: torch.dtype = torch.float32) -> AttentionSpec:
+def make_spec(
+    k_scale: float = 1.0, dtype: torch.dtype = torch.float32, library: Library | None = None
+) -> AttentionSpec:
     generator = torch.Generator().manual_seed(5)
-    made = torch.randn(HEADS, NOPE + VALUE, RANK, generator=generator) / RANK**0.5
-    return AttentionSpec(layer=1, scale=0.3, latent=LatentMaps(made.to(dtype), NOPE), k_scale=k_scale)
+    made = (torch.randn(HEADS, NOPE + VALUE, RANK, generator=generator) / RANK**0.5).to(dtype)
+    return AttentionSpec(layer=1, scale=0.3, latent=latent_maps(made, NOPE, library), k_scale=k_scale)
 
 
 def geometry(rows: Rows, computed: bool) -> BatchGeometry:
@@ -111,6 +119,28 @@ def test_latents_in_8_bits_match_roughly(rows: Rows) -> None:
     """With a scale that is undone where they are read."""
     pool = torch.zeros(LAYOUT.shape, dtype=torch.float8_e4m3fn)
     check(TorchBackend(pool, LAYOUT, GROUPS), rows, make_spec(k_scale=0.05), 2e-1, torch.float32)
+
+
+@compiled
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 5e-2)], ids=str)
+@pytest.mark.parametrize("is_made", [None, True, False], ids=["either", "made", "absorbed"])
+@pytest.mark.parametrize("rows", MIXES, ids=str)
+def test_compiled_kernels_match_dense_attention(
+    rows: Rows, is_made: bool | None, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_made is not None:
+        monkeypatch.setattr(native_backend, "is_absorbed", lambda *_: not is_made)
+    for library in LIBRARIES:
+        backend = NativeBackend(torch.zeros(LAYOUT.shape, dtype=dtype), LAYOUT, GROUPS, library)
+        check(backend, rows, make_spec(dtype=dtype, library=library), tolerance, dtype)
+
+
+@compiled
+@pytest.mark.parametrize("stored", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("rows", MIXES, ids=str)
+def test_compiled_kernels_read_latents_in_8_bits(rows: Rows, stored: torch.dtype) -> None:
+    backend = NativeBackend(torch.zeros(LAYOUT.shape, dtype=stored), LAYOUT, GROUPS, LIBRARIES[0])
+    check(backend, rows, make_spec(k_scale=0.05, library=LIBRARIES[0]), 4e-1, torch.float32)
 
 
 def test_long_queries_are_worth_keys_and_values() -> None:
