@@ -5,7 +5,8 @@ Shapes: T tokens of the step, N query heads, K key/value heads, H head size; of 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
 
 import torch
 from pagefleet_kernels.layout import KVLayout
@@ -81,7 +82,7 @@ class NativeBackend:
 class NativeAttentionStep:
     """One step's attention; implements `AttentionStep`."""
 
-    __slots__ = ("_backend", "_batch", "_by_torch", "_num_threads", "_plans", "_steps")
+    __slots__ = ("_backend", "_batch", "_by_torch", "_num_threads", "_plans", "_runs", "_steps")
 
     def __init__(self, backend: NativeBackend, batch: BatchGeometry) -> None:
         self._backend, self._batch = backend, batch
@@ -89,6 +90,7 @@ class NativeAttentionStep:
         self._steps: dict[int, PagedStep] = {}
         self._plans: dict[tuple[int | None, int | None, int], AttentionPlan] = {}
         self._by_torch: TorchAttentionStep | None = None
+        self._runs: list[_Run] | None = None
 
     def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor | None) -> None:
         """See `AttentionStep.write`."""
@@ -108,9 +110,33 @@ class NativeAttentionStep:
 
     def _attend_latents(self, spec: AttentionSpec, maps: LatentMaps, q_TNH: Tensor) -> Tensor:
         """Compared with latents as they lie; or, of long prompts, with keys that torch makes of them."""
+        if self._runs is None:
+            self._runs = self._rows_alike(q_TNH.shape[2], maps)
+        outs = []
+        for run in self._runs:
+            outs.append((run.step or self)._attend_alike(spec, maps, q_TNH[run.tokens], run.is_absorbed))
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+    def _rows_alike(self, head_dim: int, maps: LatentMaps) -> list[_Run]:
         batch = self._batch
-        context = None if batch.seq_lens is None else max(batch.seq_lens)
-        if context is not None and not is_absorbed(batch.max_query_len, context, q_TNH.shape[2], maps):
+        if batch.query_lens is None or batch.seq_lens is None:
+            return [_Run(None, slice(None), is_absorbed=True)]
+        choices = [
+            queries == 1 or is_absorbed(queries, context, head_dim, maps)
+            for queries, context in zip(batch.query_lens, batch.seq_lens, strict=True)
+        ]
+        if len(set(choices)) == 1:
+            return [_Run(None, slice(None), choices[0])]
+        runs, starts = list[_Run](), [0, *accumulate(batch.query_lens)]
+        for choice, group in groupby(range(len(choices)), choices.__getitem__):
+            rows = list(group)
+            tokens = range(starts[rows[0]], starts[rows[-1] + 1])
+            part = batch.part(range(rows[0], rows[-1] + 1), tokens)
+            runs.append(_Run(NativeAttentionStep(self._backend, part), slice(tokens.start, tokens.stop), choice))
+        return runs
+
+    def _attend_alike(self, spec: AttentionSpec, maps: LatentMaps, q_TNH: Tensor, is_absorbed: bool) -> Tensor:
+        if not is_absorbed:
             return self._make_keys(spec, maps, q_TNH)
         sums_TNW = self._walk(spec, maps.absorb(q_TNH).transpose(0, 1))
         return maps.values(sums_TNW[..., : maps.rank].transpose(0, 1))
@@ -140,3 +166,13 @@ class NativeAttentionStep:
             plan = plan_attention(backend.library, pages, step, self._num_threads, any_lengths=decodes)
             self._plans[sight] = plan
         return attend(backend.library, pages, step, plan, q_TNH)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Rows beside each other that attend over latents in the same way."""
+
+    step: NativeAttentionStep | None
+    """None: they are all of the step's."""
+    tokens: slice
+    is_absorbed: bool
