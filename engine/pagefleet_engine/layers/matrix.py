@@ -16,7 +16,7 @@ from pagefleet_engine.layers.linear_kernel import LinearKernel, PlainLinear, is_
 from pagefleet_engine.layers.observed import ObservedMatrix
 from pagefleet_engine.layers.quantization.block_slots import BlockSlots
 from pagefleet_engine.layers.quantization.coded import CodedMatrix, CodedSlots
-from pagefleet_engine.layers.quantization.form import Form, block_form_on
+from pagefleet_engine.layers.quantization.form import Form, form_of
 from pagefleet_engine.layers.quantization.inputs import InputQuantizer
 from pagefleet_engine.layers.quantization.kernels import ExpandedLinear
 from pagefleet_engine.layers.quantization.packed import PackedMatrix
@@ -117,7 +117,7 @@ def _matrix_slots(
 ) -> dict[str, Weight]:
     scheme, rows = placement.scheme(len(outputs)), tuple(map(shard_of, outputs))
     if isinstance(scheme, BlockScheme):
-        if block_form_on(scheme, placement)[0] is not Form.EXPANDED:
+        if form_of(scheme, inputs, placement)[0] is not Form.EXPANDED:
             return dict(BlockSlots(scheme, shard_of(inputs), rows, placement, install).slots)
         scheme = None  # blocks become numbers as they are read
     if isinstance(scheme, PackedScheme):
