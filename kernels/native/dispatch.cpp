@@ -134,6 +134,8 @@ const int64_t WORTH_A_THREAD = 1 << 13;
 extern "C" {
 
 int32_t abi_version() { return 14; }
+int32_t most_experts() { return MOST_EXPERTS; }
+int32_t parts_per_thread() { return PARTS_PER_THREAD; }
 
 // The best set first; null where there are no more.
 const InstructionSet *instruction_set(int32_t nth) {

@@ -98,7 +98,7 @@ def test_a_damaged_file_is_one_line(store: ObjectStoreServer) -> None:
     key = f"team/tiny/{WEIGHTS}"
     whole = store.buckets["models"][key]
     store.buckets["models"][key] = whole[:-100]
-    with pytest.raises(ModelLoadError, match=f"{WEIGHTS}: .*is truncated or not a safetensors file: upload it again"):
+    with pytest.raises(ModelLoadError, match=f"{WEIGHTS} .*is truncated or not a safetensors file: upload it again"):
         LLM(URI, **STREAMED)
 
 

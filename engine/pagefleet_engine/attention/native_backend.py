@@ -51,32 +51,23 @@ class NativeBackend:
         self._num_kv_heads = layout.num_kv_heads
         self.by_torch = TorchBackend(pool, layout, groups) if layout.vectors == 1 else None
         """For prompts over latents."""
-        self._written: dict[int, tuple[AttentionSpec, LayerPages]] = {}
-        self._pages: dict[tuple[int, int], tuple[AttentionSpec, LayerPages]] = {}
+        self._pages: dict[tuple[int, int | None], tuple[AttentionSpec, LayerPages]] = {}
 
     def begin(self, batch: BatchGeometry) -> NativeAttentionStep:
         """Nothing yet; how the work is shared out is planned on first use."""
         return NativeAttentionStep(self, batch)
 
-    def written(self, spec: AttentionSpec, dtype: torch.dtype) -> LayerPages:
-        """The layer as what writes keys and values of `dtype` is told; worked out once."""
-        known = self._written.get(spec.layer)
-        if known is None or known[0] is not spec:
-            rule = ScoreRule(scale=1.0, k_scale=spec.k_scale, v_scale=spec.v_scale)
-            known = self._written[spec.layer] = (spec, self._layer_pages(spec, self._num_kv_heads, rule, dtype))
-        return known[1]
-
-    def pages_of(self, spec: AttentionSpec, num_heads: int, dtype: torch.dtype) -> LayerPages:
-        """The layer as what attends, with queries of `dtype`, is told; worked out once."""
+    def pages_of(self, spec: AttentionSpec, dtype: torch.dtype, num_heads: int | None = None) -> LayerPages:
+        """The layer as what attends, with queries of `dtype` and so many heads, is told; None: what writes keys and
+        values of `dtype`. Worked out once."""
         key = (spec.layer, num_heads)
         known = self._pages.get(key)
         if known is None or known[0] is not spec:
-            known = self._pages[key] = (spec, self._layer_pages(spec, num_heads, spec.rule, dtype))
+            writes = ScoreRule(scale=1.0, k_scale=spec.k_scale, v_scale=spec.v_scale)
+            rule, heads = (writes, self._num_kv_heads) if num_heads is None else (spec.rule, num_heads)
+            _, index = self.places[spec.layer]
+            known = self._pages[key] = (spec, LayerPages(self.layers[index], heads, rule, dtype))
         return known[1]
-
-    def _layer_pages(self, spec: AttentionSpec, num_heads: int, rule: ScoreRule, dtype: torch.dtype) -> LayerPages:
-        _, index = self.places[spec.layer]
-        return LayerPages(self.layers[index], num_heads, rule, dtype)
 
 
 class NativeAttentionStep:
@@ -95,7 +86,7 @@ class NativeAttentionStep:
     def write(self, spec: AttentionSpec, k_TKH: Tensor, v_TKH: Tensor | None) -> None:
         """See `AttentionStep.write`."""
         group, _ = self._backend.places[spec.layer]
-        pages, slots_T = self._backend.written(spec, k_TKH.dtype), self._batch.slot_mappings[group]
+        pages, slots_T = self._backend.pages_of(spec, k_TKH.dtype), self._batch.slot_mappings[group]
         v_TKH = k_TKH if v_TKH is None else v_TKH  # of latents, which are written once more where they are
         write_pages(self._backend.library, pages, k_TKH, v_TKH, slots_T, self._num_threads)
 
@@ -153,7 +144,7 @@ class NativeAttentionStep:
 
     def _walk(self, spec: AttentionSpec, q_TNH: Tensor) -> Tensor:
         backend = self._backend
-        pages = backend.pages_of(spec, q_TNH.shape[1], q_TNH.dtype)
+        pages = backend.pages_of(spec, q_TNH.dtype, q_TNH.shape[1])
         group, _ = backend.places[spec.layer]
         step = self._steps.get(group)
         if step is None:

@@ -396,7 +396,7 @@ def _import_and_build(
 
 def _import(config: EngineConfig, times: StartupTimes) -> None:
     """What building takes, with torch, which is slow: the parent is watched meanwhile."""
-    if not config.has_processes:
+    if not config.has_processes and "torch" not in sys.modules:  # else it was imported ahead, and this done
         open_ahead(config.model.device)
     with times.importing(), binding_threads(_threads_to_bind(config)):
         import pagefleet_engine.engine_core.build  # noqa: F401, PLC0415

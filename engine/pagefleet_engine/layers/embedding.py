@@ -19,7 +19,7 @@ from pagefleet_engine.gguf.blocks import BY_NAME, BlockType
 from pagefleet_engine.layers.linear_kernel import LinearKernel
 from pagefleet_engine.layers.matrix import Matrix, PlainMatrix, kernels_of, matrix_slots
 from pagefleet_engine.layers.quantization.block_slots import ZEROS
-from pagefleet_engine.layers.quantization.form import Form, block_form_on
+from pagefleet_engine.layers.quantization.form import Form, form_of
 from pagefleet_engine.layers.quantization_scheme import BlockScheme
 from pagefleet_engine.layers.shard import own_share, shares
 from pagefleet_engine.layers.token_ranks import token_ranks
@@ -46,7 +46,7 @@ class Embedding:
         rows = own_share(vocab_size, self._ranks, _WHAT)
         (self._own,) = rows.ranges
         self._decode: Callable[[Tensor], Tensor] | None = None
-        if (kind := _kept_blocks(placement)) is None:
+        if (kind := _kept_blocks(hidden_size, placement)) is None:
             self._slot = Weight((rows,), hidden_size, placement, self._install)
         else:
             self._decode = partial(_decoded, kind=kind, dtype=placement.dtype, native=placement.native)
@@ -83,10 +83,10 @@ class Embedding:
             follower(table_VD)
 
 
-def _kept_blocks(placement: Placement) -> BlockType | None:
+def _kept_blocks(hidden_size: int, placement: Placement) -> BlockType | None:
     """The type of GGUF's blocks that the table at `placement.path` stays in; None: it is in numbers."""
     scheme = placement.scheme(1)
-    if not isinstance(scheme, BlockScheme) or block_form_on(scheme, placement)[0] is not Form.NATIVE:
+    if not isinstance(scheme, BlockScheme) or form_of(scheme, hidden_size, placement)[0] is not Form.NATIVE:
         return None
     return BY_NAME[scheme.types[0]]
 

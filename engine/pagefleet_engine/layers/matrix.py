@@ -13,10 +13,10 @@ from torch import Tensor
 
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.linear_kernel import LinearKernel, PlainLinear, is_laid_out, linear_kernel
-from pagefleet_engine.layers.observed import ObservedMatrix
+from pagefleet_engine.layers.observed import ObservedLinear
 from pagefleet_engine.layers.quantization.block_slots import BlockSlots
 from pagefleet_engine.layers.quantization.coded import CodedMatrix, CodedSlots
-from pagefleet_engine.layers.quantization.form import Form, block_form_on
+from pagefleet_engine.layers.quantization.form import Form, form_of
 from pagefleet_engine.layers.quantization.inputs import InputQuantizer
 from pagefleet_engine.layers.quantization.kernels import ExpandedLinear
 from pagefleet_engine.layers.quantization.packed import PackedMatrix
@@ -51,21 +51,25 @@ class Matrix(Protocol):
 class PlainMatrix:
     """A matrix in the model's own type."""
 
-    __slots__ = ("_kernel_of", "inputs", "weight_OI")
+    __slots__ = ("_kernel_of", "_see", "inputs", "weight_OI")
 
     def __init__(
         self,
         weight_OI: Tensor,
         kernel_of: Callable[[Tensor], LinearKernel] = linear_kernel,
         inputs: InputQuantizer | None = None,
+        see: Callable[[Tensor], None] | None = None,
     ) -> None:
-        self.weight_OI, self._kernel_of = weight_OI, kernel_of
+        """`see`: is told what all rows multiply, see ObservedLinear."""
+        self.weight_OI, self._kernel_of, self._see = weight_OI, kernel_of, see
         self.inputs = inputs
         """What rounds the inputs of its products."""
 
     def kernel(self, start: int, stop: int) -> LinearKernel:
         """See Matrix."""
         product = self._kernel_of(self.weight_OI[start:stop])
+        if self._see is not None and start == 0:  # parts read the same inputs: the first alone tells of them
+            product = ObservedLinear(product, self._see)
         return product if self.inputs is None else ExpandedLinear(product, self.inputs)
 
     def plain(self) -> Tensor:
@@ -79,7 +83,7 @@ class PlainMatrix:
 
     def of(self, stored: Sequence[Tensor]) -> PlainMatrix:
         """See Matrix."""
-        return PlainMatrix(stored[0], self._kernel_of, self.inputs)
+        return PlainMatrix(stored[0], self._kernel_of, self.inputs, self._see)
 
 
 def kernels_of(placement: Placement) -> Callable[[Tensor], LinearKernel]:
@@ -117,7 +121,7 @@ def _matrix_slots(
 ) -> dict[str, Weight]:
     scheme, rows = placement.scheme(len(outputs)), tuple(map(shard_of, outputs))
     if isinstance(scheme, BlockScheme):
-        if block_form_on(scheme, placement)[0] is not Form.EXPANDED:
+        if form_of(scheme, inputs, placement)[0] is not Form.EXPANDED:
             return dict(BlockSlots(scheme, shard_of(inputs), rows, placement, install).slots)
         scheme = None  # blocks become numbers as they are read
     if isinstance(scheme, PackedScheme):
@@ -139,11 +143,9 @@ def _matrix_slots(
         return dict(QuantizedSlots(scheme, shard_of(inputs), rows, placement, install).slots)
 
     def take(weight_OI: Tensor) -> None:
-        if placement.observer is None:
-            install(PlainMatrix(weight_OI, kernels_of(placement)))
-        else:
-            watched = placement.observer.watch(placement.part_names(len(outputs)))
-            install(ObservedMatrix(weight_OI, linear_kernel, watched))
+        observer = placement.observer
+        see = None if observer is None else observer.watch(placement.part_names(len(outputs)))
+        install(PlainMatrix(weight_OI, kernels_of(placement), see=see))
 
     is_packed = not placement.traceable and is_laid_out(placement.dtype, placement.device, placement.native)
     return {"weight": Weight(outputs, inputs, placement, take, kept=Kept(placement.dtype, is_copy=is_packed))}

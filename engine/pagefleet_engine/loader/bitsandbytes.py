@@ -12,12 +12,9 @@ Source: transformers' and bitsandbytes' serialisation (Dettmers et al., arXiv 23
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,8 +22,8 @@ from torch import Tensor
 
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.quantization.coded import TABLES
-from pagefleet_engine.loader.checkpoint import StoredForm, TensorSource, plain_form
-from pagefleet_engine.loader.readers import Readable, read_into
+from pagefleet_engine.loader.checkpoint import STORED_AS, TensorSource
+from pagefleet_engine.loader.derived import Checkpoint, Derived, DerivedTensors, RenamedFile, in_memory
 
 _STATE = ".quant_state.bitsandbytes__"
 _PARTS = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map")
@@ -34,7 +31,6 @@ _ROW_SCALES, _FORMAT = ".SCB", ".weight_format"
 _LARGEST_INT8 = 127.0
 _SCALES_OF = 64
 """Numbers that share a scale."""
-_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "U8": torch.uint8}
 
 
 def settled(files: Sequence[TensorSource]) -> Sequence[TensorSource]:
@@ -43,42 +39,51 @@ def settled(files: Sequence[TensorSource]) -> Sequence[TensorSource]:
     Raises:
         ModelLoadError: they hold what no slot takes, or a file cannot be read.
     """
-    names = {name: file for file in files for name in file.names}
-    states = {name.partition(_STATE)[0]: name for name in names if _STATE in name}
-    states = {weight: state for weight, state in states.items() if weight in names}
-    rows = [name for name in names if name.endswith(_ROW_SCALES)]
+    checkpoint = Checkpoint(files)
+    places = checkpoint.places
+    states = {name.partition(_STATE)[0]: name for name in places if _STATE in name}
+    states = {weight: state for weight, state in states.items() if weight in places}
+    rows = [name for name in places if name.endswith(_ROW_SCALES)]
     if not states and not rows:
         return files
-    shapes: dict[str, tuple[int, ...]] = {}
-    made: dict[str, Tensor] = {}
-    for weight, state in states.items():
-        said = _state_of(names[state], state)
-        shapes[weight] = _shape_of(said, names[weight], weight)
-        parts = {part: _read(names[weight + part], weight + part) for part in _PARTS if weight + part in names}
-        made[f"{weight}_absmax"] = _scales(said, parts, state).view(shapes[weight][0], -1)
-    for name in rows:
-        made[f"{name.removesuffix(_ROW_SCALES)}.weight_scale"] = _read(names[name], name) / _LARGEST_INT8
-    for name, file in names.items():
-        if name.endswith(_FORMAT) and bool(_read(file, name).any()):
-            raise ModelLoadError(
-                f"{file.path}: {name} says that the weight is stored in tiles: save the model again with a newer "
-                "bitsandbytes, as it was loaded"
-            )
-    hidden = {name for name in names if _STATE in name or name.endswith((*_PARTS, _ROW_SCALES, _FORMAT))}
-    return [*(_Settled(file, hidden, shapes) for file in files), _Made(files[0].path, made)]
+    shapes, made = dict[str, tuple[int, ...]](), dict[str, Derived]()
+    with checkpoint.opened() as contents:
+
+        def read(name: str) -> Tensor:
+            checkpoint.shape(name, name.rpartition(".")[0])
+            return contents.whole(name).flatten()
+
+        for weight, state in states.items():
+            said = _state_of(read(state), f"{places[state].path}: {state}")
+            shapes[weight] = _shape_of(said, checkpoint, weight)
+            parts = {part: read(weight + part) for part in _PARTS if weight + part in places}
+            made[f"{weight}_absmax"] = in_memory(_scales(said, parts, state).view(shapes[weight][0], -1))
+        for name in rows:
+            scales = read(name).float() / _LARGEST_INT8
+            made[f"{name.removesuffix(_ROW_SCALES)}.weight_scale"] = in_memory(scales)
+        for name, file in places.items():
+            if name.endswith(_FORMAT) and bool(read(name).any()):
+                raise ModelLoadError(
+                    f"{file.path}: {name} says that the weight is stored in tiles: save the model again with a newer "
+                    "bitsandbytes, as it was loaded"
+                )
+    hidden = {name for name in places if _STATE in name or name.endswith((*_PARTS, _ROW_SCALES, _FORMAT))}
+    kept = [RenamedFile(file, {name: name for name in file.names if name not in hidden}, shapes) for file in files]
+    return [*kept, DerivedTensors(checkpoint, made)]
 
 
-def _state_of(file: TensorSource, name: str) -> dict[str, Any]:
+def _state_of(characters: Tensor, name: str) -> dict[str, Any]:
     try:
-        said = json.loads(bytes(_read(file, name).tolist()))
+        said = json.loads(bytes(characters.tolist()))
     except (ValueError, TypeError) as error:
-        raise ModelLoadError(f"{file.path}: {name} is no JSON ({error}): download the checkpoint again") from error
+        raise ModelLoadError(f"{name} is no JSON ({error}): download the checkpoint again") from error
     if not isinstance(said, dict):
-        raise ModelLoadError(f"{file.path}: {name} is no JSON object: download the checkpoint again")
+        raise ModelLoadError(f"{name} is no JSON object: download the checkpoint again")
     return said
 
 
-def _shape_of(said: dict[str, Any], file: TensorSource, weight: str) -> tuple[int, int]:
+def _shape_of(said: dict[str, Any], checkpoint: Checkpoint, weight: str) -> tuple[int, int]:
+    file = checkpoint.places[weight]
     shape, block = said.get("shape"), said.get("blocksize")
     if not (isinstance(shape, list) and len(shape) == 2 and all(isinstance(size, int) and size > 0 for size in shape)):
         raise ModelLoadError(f"{file.path}: {weight} has shape {shape} in its quant_state: download it again")
@@ -88,7 +93,7 @@ def _shape_of(said: dict[str, Any], file: TensorSource, weight: str) -> tuple[in
             f"{file.path}: {weight} has {inputs} inputs and scales for {block} numbers: whole rows of {_SCALES_OF} are "
             "run; give another checkpoint"
         )
-    stored = math.prod(file.shape(weight)) * torch.empty(0, dtype=_DTYPES.get(file.dtype(weight))).itemsize
+    stored = math.prod(checkpoint.shape(weight, weight)) * STORED_AS[file.dtype(weight)].itemsize
     if stored != outputs * inputs // 2:
         raise ModelLoadError(
             f"{file.path}: {weight} holds {stored} bytes, and {outputs} x {inputs} numbers of 4 bits are "
@@ -116,85 +121,3 @@ def _scales(said: dict[str, Any], parts: dict[str, Tensor], state: str) -> Tenso
     if scales.numel() != wanted:
         raise ModelLoadError(f"{state}: {scales.numel()} scales, {wanted} belong to its numbers: download it again")
     return scales.float()
-
-
-def _read(file: TensorSource, name: str) -> Tensor:
-    dtype = _DTYPES.get(file.dtype(name))
-    if dtype is None:
-        raise ModelLoadError(f"{file.path}: {name} is of type {file.dtype(name)}: download the checkpoint again")
-    tensor = torch.empty(math.prod(file.shape(name)), dtype=dtype)
-    try:
-        with file.opened() as readable:
-            read_into(readable, file.offset(name), tensor)
-    except (OSError, EOFError) as error:
-        raise ModelLoadError(f"{file.path}: {name} cannot be read ({error}): download it again") from error
-    return tensor
-
-
-class _Settled:
-    """A file without what is worked out, and with the shapes of its weights; a `TensorSource`."""
-
-    def __init__(self, file: TensorSource, hidden: set[str], shapes: dict[str, tuple[int, ...]]) -> None:
-        self._file, self._shapes, self.path = file, shapes, file.path
-        self.names = [name for name in file.names if name not in hidden]
-        self.metadata = file.metadata
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """See TensorSource."""
-        return self._shapes.get(name) or self._file.shape(name)
-
-    def dtype(self, name: str) -> str:
-        """See TensorSource; codes may lie in floats, two or four of them in one."""
-        return "U8" if name in self._shapes else self._file.dtype(name)
-
-    def form(self, name: str) -> StoredForm:
-        """See TensorSource."""
-        return plain_form("U8") if name in self._shapes else self._file.form(name)
-
-    def offset(self, name: str) -> int:
-        """See TensorSource."""
-        return self._file.offset(name)
-
-    @contextmanager
-    def opened(self) -> Iterator[Readable]:
-        """See TensorSource."""
-        with self._file.opened() as readable:
-            yield readable
-
-
-class _Made:
-    """Tensors of float32 in memory, one after another; a `TensorSource`, and its own `Pieces`."""
-
-    def __init__(self, path: Path, tensors: dict[str, Tensor]) -> None:
-        self.path, self.names = path, list(tensors)
-        self.metadata: Mapping[str, str] = {}
-        self._shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        sizes = [4 * tensor.numel() for tensor in tensors.values()]
-        self._starts = dict(zip(self.names, itertools.accumulate(sizes, initial=0), strict=False))
-        whole = torch.cat([tensors.pop(name).flatten() for name in self.names])
-        self._bytes = whole.view(torch.uint8).numpy().data
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """See TensorSource."""
-        return self._shapes[name]
-
-    def dtype(self, name: str) -> str:
-        """See TensorSource."""
-        return "F32" if name in self._starts else ""
-
-    def form(self, name: str) -> StoredForm:
-        """See TensorSource."""
-        return plain_form(self.dtype(name))
-
-    def offset(self, name: str) -> int:
-        """See TensorSource."""
-        return self._starts[name]
-
-    @contextmanager
-    def opened(self) -> Iterator[Readable]:
-        """See TensorSource."""
-        yield self
-
-    def fill(self, view: memoryview, offset: int) -> None:
-        """See Pieces."""
-        view[:] = self._bytes[offset : offset + len(view)]

@@ -6,15 +6,16 @@ A damaged, incomplete or foreign checkpoint becomes one line that names the file
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from pagefleet_download.tensor_bytes import LENGTH_BYTES, header_bytes
-from safetensors import SafetensorError, safe_open
 
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.loader.readers import Readable, Stored
@@ -37,6 +38,15 @@ STORED_AS = {
     "I64": torch.int64,
 }
 """By safetensors' names the types that we read."""
+_BITS = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8", "U8", "BOOL"), 8),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+}
+"""Of a number, by the names of all types."""
 
 
 def checkpoint_files(folder: Path) -> dict[Path, frozenset[str] | None]:
@@ -96,25 +106,54 @@ class TensorSource(Protocol):
         ...
 
 
-class TensorFile:
-    """One safetensors file's header, checked against the file; a `TensorSource`."""
+class SafetensorsHeader:
+    """What a file's header says, checked as the library does: all of a `TensorSource` but the way to its numbers."""
+
+    def __init__(self, path: Path, size: int, read: Callable[[int, int], bytes], remedy: str) -> None:
+        """`read`: returns bytes of the file, of `size`, from one offset up to another. `remedy`: for messages.
+
+        Raises:
+            ModelLoadError: the header lies.
+        """
+        self.path = path
+        """See TensorSource."""
+        try:
+            self._entries, self.metadata = _read_header(read, size)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            raise ModelLoadError(
+                f"{path} ({size} bytes) is truncated or not a safetensors file: {remedy} it again"
+            ) from None
+        self.names = list(self._entries)
+        """See TensorSource."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See TensorSource."""
+        return self._entries[name].shape
+
+    def dtype(self, name: str) -> str:
+        """See TensorSource."""
+        return self._entries[name].dtype
+
+    def form(self, name: str) -> StoredForm:
+        """See TensorSource."""
+        return plain_form(self.dtype(name))
+
+    def offset(self, name: str) -> int:
+        """See TensorSource."""
+        return self._entries[name].start
+
+
+class TensorFile(SafetensorsHeader):
+    """One safetensors file of this machine; a `TensorSource`."""
 
     def __init__(self, path: Path, wanted: frozenset[str] | None) -> None:
         """Raises ModelLoadError when the file is damaged or lacks a tensor that the index puts there."""
-        self.path = path
         try:
-            length = _header_length(path)
-            with safe_open(path, framework="pt", device="cpu") as file:  # checks offsets and types
-                self.names: list[str] = list(file.offset_keys())
-                """See TensorSource."""
-            self._start, self._header = LENGTH_BYTES + length, _read_header(path, length)
-            self.metadata: Mapping[str, str] = self._header.get("__metadata__", {})
-            """See TensorSource."""
-        except (SafetensorError, OSError) as error:
-            size = path.stat().st_size if path.exists() else 0
-            raise ModelLoadError(
-                f"{path} ({size} bytes) is truncated or not a safetensors file ({error}): download it again"
-            ) from error
+            with path.open("rb", buffering=0) as file:
+                read = partial(_bytes_of, file.fileno())
+                super().__init__(path, os.fstat(file.fileno()).st_size, read, "download")
+        except OSError as error:
+            raise ModelLoadError(f"{path} cannot be read ({error}): download it again") from error
         absent = sorted((wanted or frozenset()) - set(self.names))
         if absent:
             raise ModelLoadError(f"{path} lacks {name_some(absent)}, which {_INDEX} puts there: download both again")
@@ -125,36 +164,45 @@ class TensorFile:
         with self.path.open("rb") as file:
             yield file.fileno()
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """See TensorSource."""
-        return tuple(self._header[name]["shape"])
 
-    def dtype(self, name: str) -> str:
-        """See TensorSource."""
-        return str(self._header[name]["dtype"])
-
-    def form(self, name: str) -> StoredForm:
-        """See TensorSource."""
-        return plain_form(self.dtype(name))
-
-    def offset(self, name: str) -> int:
-        """See TensorSource."""
-        return self._start + int(self._header[name]["data_offsets"][0])
+def _bytes_of(file: int, start: int, stop: int) -> bytes:
+    return os.pread(file, stop - start, start)
 
 
-def _header_length(path: Path) -> int:
-    with path.open("rb") as file:
-        length = header_bytes(file.read(LENGTH_BYTES), os.fstat(file.fileno()).st_size)
+class _Entry(NamedTuple):
+    """A tensor of a file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    """In the file."""
+    stop: int
+
+
+def _read_header(read: Callable[[int, int], bytes], size: int) -> tuple[Mapping[str, _Entry], Mapping[str, str]]:
+    """The tensors in their order, and what the header says besides. Raises ValueError and the like for one that lies:
+    tensors follow each other, and fill the file."""
+    length = header_bytes(read(0, min(LENGTH_BYTES, size)) if size else b"", size)
     if length is None:
-        raise SafetensorError("its header has no length that a header of weights has")
-    return length
+        raise ValueError("no header of weights is so long")
+    begin = LENGTH_BYTES + length
+    header = json.loads(read(LENGTH_BYTES, begin))
+    metadata = {str(name): str(value) for name, value in (header.pop("__metadata__", None) or {}).items()}
+    found = [(name, _entry(value, begin)) for name, value in header.items()]
+    found.sort(key=lambda item: item[1][2:])
+    ends = [begin, *(entry.stop for _, entry in found)]
+    if [*(entry.start for _, entry in found), size] != ends or ends != sorted(ends):
+        raise ValueError("gaps")
+    return dict(found), metadata
 
 
-def _read_header(path: Path, length: int) -> dict[str, Any]:
-    """What the header says of each tensor; of a file that is known to be sound."""
-    with path.open("rb") as file:
-        file.seek(LENGTH_BYTES)
-        return dict(json.loads(file.read(length)))
+def _entry(value: Mapping[str, Any], begin: int) -> _Entry:
+    shape, (start, stop) = tuple(value["shape"]), value["data_offsets"]
+    if not all(type(number) is int and number >= 0 for number in (*shape, start, stop)):
+        raise ValueError("no sizes")
+    if _BITS[value["dtype"]] * math.prod(shape) != 8 * (stop - start):
+        raise ValueError("another length")
+    return _Entry(value["dtype"], shape, begin + start, begin + stop)
 
 
 def _indexed_files(folder: Path) -> dict[Path, frozenset[str] | None]:

@@ -34,13 +34,20 @@ class Contents:
         self._whole = lru_cache(_KEPT)(self._read_whole)
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Those from `start` to before `stop`."""
+        """Those from `start` to before `stop`.
+
+        Raises:
+            ModelLoadError: the file cannot be read.
+        """
         file = self._places[name]
         shape, stored = file.shape(name), file.form(name).numbers
         assert isinstance(stored, torch.dtype), "a file in safetensors has numbers of a type"
         rows = torch.empty((stop - start, *shape[1:]), dtype=stored)
         row_bytes = math.prod(shape[1:]) * stored.itemsize
-        read_into(self._opened[id(file)], file.offset(name) + start * row_bytes, rows)
+        try:
+            read_into(self._opened[id(file)], file.offset(name) + start * row_bytes, rows)
+        except (OSError, EOFError) as error:
+            raise ModelLoadError(f"{file.path}: {name} cannot be read ({error}): download it again") from error
         return rows
 
     def whole(self, name: str) -> Tensor:
@@ -88,30 +95,37 @@ class Derived:
 
     dtype: str
     """As safetensors spells it."""
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     rows: Callable[[Contents, int, int], Tensor]
     """Its rows, from one to before another, of that type."""
 
 
-class RenamedFile:
-    """A file of which some tensors have other names, and others are hidden; a `TensorSource`."""
+def in_memory(values: Tensor) -> Derived:
+    """Of float32 that is known already."""
+    return Derived("F32", tuple(values.shape), lambda _, start, stop: values[start:stop])
 
-    def __init__(self, file: TensorSource, names: Mapping[str, str]) -> None:
-        """`names`: ours, and the file's."""
-        self._file, self._theirs = file, names
+
+class RenamedFile:
+    """A file of which some tensors have other names or shapes, and others are hidden; a `TensorSource`."""
+
+    def __init__(
+        self, file: TensorSource, names: Mapping[str, str], codes: Mapping[str, tuple[int, ...]] | None = None
+    ) -> None:
+        """`names`: ours, and the file's. `codes`: what is bytes in these shapes, of whatever type the file has it."""
+        self._file, self._theirs, self._codes = file, names, codes or {}
         self.path, self.names, self.metadata = file.path, list(names), file.metadata
 
     def shape(self, name: str) -> tuple[int, ...]:
         """See TensorSource."""
-        return self._file.shape(self._theirs[name])
+        return self._codes.get(name) or self._file.shape(self._theirs[name])
 
     def dtype(self, name: str) -> str:
         """See TensorSource."""
-        return self._file.dtype(self._theirs[name])
+        return "U8" if name in self._codes else self._file.dtype(self._theirs[name])
 
     def form(self, name: str) -> StoredForm:
         """See TensorSource."""
-        return self._file.form(self._theirs[name])
+        return plain_form("U8") if name in self._codes else self._file.form(self._theirs[name])
 
     def offset(self, name: str) -> int:
         """See TensorSource."""
@@ -162,7 +176,7 @@ class DerivedTensors:
         """Work out the bytes from `offset` on into all of `view`, which ends within the same tensor."""
         at = bisect.bisect_right(self._starts, offset) - 1
         tensor, begin = self._tensors[self.names[at]], offset - self._starts[at]
-        row_bytes = _NUMBER_BYTES * tensor.shape[1]
+        row_bytes = _NUMBER_BYTES * math.prod(tensor.shape[1:])
         start, stop = begin // row_bytes, -(-(begin + len(view)) // row_bytes)
         made = tensor.rows(contents, start, stop).contiguous().view(-1).view(torch.uint8)
         first = begin - start * row_bytes

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pagefleet_engine.config import STREAMED, DType, LoadFormat
 from pagefleet_engine.errors import ModelLoadError
-from pagefleet_engine.layers.quantization.form import Form, block_form_on, describe_forms
+from pagefleet_engine.layers.quantization.form import Form, describe_forms, form_of
 from pagefleet_engine.layers.quantization_scheme import STORAGE, BlockScheme
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.checkpoint import TensorFile, TensorSource
@@ -123,7 +123,7 @@ def load_model(
 def _keeps_blocks_of_head(arch: ModelArch, placement: Placement) -> bool:
     """Whether a head that is the embedding is a matrix of its own, in a file's blocks: each step reads all of it."""
     scheme = None if arch.quantization is None else arch.quantization.scheme((HEAD,))
-    return isinstance(scheme, BlockScheme) and block_form_on(scheme, placement)[0] is Form.NATIVE
+    return isinstance(scheme, BlockScheme) and form_of(scheme, arch.hidden_size, placement)[0] is Form.NATIVE
 
 
 @contextmanager

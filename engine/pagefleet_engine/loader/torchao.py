@@ -22,7 +22,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -207,12 +207,11 @@ def _check_class(matrix: _Matrix, checkpoint: Checkpoint, known: Sequence[str]) 
 
 def _sizes(matrix: _Matrix, checkpoint: Checkpoint) -> tuple[int, int, int]:
     """Outputs, inputs and groups of one in 4 bits."""
-    numbers, group = checkpoint.shape(matrix.part("qdata"), matrix.layer), matrix.said.get("block_size")
-    size = matrix.said.get("shape")
-    wrong = _misfit(matrix, checkpoint)
-    if not all(_is_pair(one) for one in (group, size)):
+    numbers, wrong = checkpoint.shape(matrix.part("qdata"), matrix.layer), _misfit(matrix, checkpoint)
+    size, group = matrix.said.get("shape"), matrix.said.get("block_size")
+    if not (_is_pair(size) and _is_pair(group)):
         raise wrong
-    (outputs, inputs), (rows, together) = size, group  # type: ignore[misc]
+    (outputs, inputs), (rows, together) = size, group
     if rows != 1 or inputs % together or inputs % 8:
         raise wrong
     groups = inputs // together
@@ -232,7 +231,7 @@ def _sizes(matrix: _Matrix, checkpoint: Checkpoint) -> tuple[int, int, int]:
     return outputs, inputs, groups
 
 
-def _is_pair(value: Any) -> bool:
+def _is_pair(value: Any) -> TypeGuard[list[int]]:
     return isinstance(value, list) and len(value) == 2 and all(type(size) is int and size > 0 for size in value)
 
 

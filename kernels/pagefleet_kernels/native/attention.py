@@ -26,8 +26,6 @@ MAX_LATENT_DIM = 1024
 
 _WRITES_PER_THREAD = 1 << 15
 """Numbers of keys that one thread writes sooner than another wakes."""
-_TASKS_PER_THREAD = 4
-"""PARTS_PER_THREAD of dispatch.cpp."""
 
 
 class LayerPages:
@@ -120,7 +118,7 @@ def plan_attention(
     """
     layer, rule = pages.layer, pages.rule
     arguments = (byref(step.step), layer.group, layer.kv_heads, rule.window or 0, rule.chunk or 0, num_threads)
-    size = _most_tasks(step, num_threads) if any_lengths else library.plan_attention(*arguments, None)
+    size = _most_tasks(library, step, num_threads) if any_lengths else library.plan_attention(*arguments, None)
     tasks = torch.empty((size.tasks, TASK_INTS), dtype=torch.int32)
     partials = torch.empty(size.slots * layer.kv_heads * library.part(layer), dtype=torch.float32)
     counters = torch.zeros(size.tiles * layer.kv_heads, dtype=torch.int32)
@@ -130,9 +128,9 @@ def plan_attention(
     return AttentionPlan(plan, memory, kept=(tasks, partials, counters))
 
 
-def _most_tasks(step: PagedStep, num_threads: int) -> PlanSize:
+def _most_tasks(library: Library, step: PagedStep, num_threads: int) -> PlanSize:
     """Of any sequences of one query each: each has a task, and what is cut has no more tasks than threads are given."""
-    most = step.step.num_seqs + 2 * _TASKS_PER_THREAD * num_threads
+    most = step.step.num_seqs + 2 * library.parts_per_thread * num_threads
     return PlanSize(tasks=most, slots=most, tiles=most, threads=num_threads)
 
 

@@ -314,6 +314,10 @@ class Library:
         self.route = _ROUTE(("route", library))
         self.run_calls = partial(_RUN_CALLS(("run_calls", library)), ctypes.addressof(chosen))
         """Makes some of CALLS, an array and how many they are."""
+        self.most_experts: int = library.most_experts()
+        """That `route` chooses from."""
+        self.parts_per_thread: int = library.parts_per_thread()
+        """How fine `plan_attention` cuts."""
         self.own_cpu = library.own_cpu
         """The CPU that OpenMP gave the calling thread; -1: it binds none."""
 

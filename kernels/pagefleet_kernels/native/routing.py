@@ -17,7 +17,6 @@ from pagefleet_kernels.native.library import Library, Routing
 
 Scoring = Literal["softmax", "sigmoid"]
 
-MOST_EXPERTS = 1024
 _SCORINGS: Mapping[Scoring, int] = {"softmax": 0, "sigmoid": 1}
 _LOGITS_PER_THREAD = 1 << 12
 """That one thread goes through sooner than another wakes."""
@@ -41,7 +40,7 @@ class NativeRouter:
         correction_E: Tensor | None = None,
     ) -> None:
         """`groups`: how many there are, how many of them a row may choose from, and how many best experts rank one.
-        `correction_E`: float32, added to scores for the choice alone. At most MOST_EXPERTS."""
+        `correction_E`: float32, added to scores for the choice alone. At most `library.most_experts`."""
         self._library = library
         self._correction_E = None if correction_E is None else correction_E.contiguous()
         num_groups, top_groups, best_of_group = groups

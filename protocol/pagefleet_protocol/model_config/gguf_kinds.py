@@ -42,7 +42,8 @@ def of_kind(model_type: str, model: GgufModel, fields: GgufFields, config: Mappi
     Raises:
         ModelConfigError: something is missing, or is not run.
     """
-    found = _READERS[model_type](model, fields, config)
+    read = _READERS.get(model_type)
+    found = {} if read is None else read(model, fields, config)
     eps = _LAYER_NORM_EPS.get(model_type)
     return {eps or "rms_norm_eps": fields.number(_LAYER_NORM if eps else _RMS)} | found
 
@@ -81,23 +82,18 @@ def _check_still(fields: GgufFields) -> None:
         raise fields.refusal("attention.temperature_scale", "asks for queries that grow, which is not run")
 
 
-def _alike(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
-    return {}
-
-
 def _mixtral(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
-    return {"num_local_experts": fields.count("expert_count"), "sliding_window": None} | _chosen(fields)
+    return {"sliding_window": None} | _experts(fields, "num_local_experts")
 
 
 def _qwen_experts(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
     width = _rows(model, "blk.0.ffn_gate_exps.weight")
     return {
-        "num_experts": fields.count("expert_count"),
         "moe_intermediate_size": fields.count("expert_feed_forward_length", width),
         "norm_topk_prob": True,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
-    } | _chosen(fields)
+    } | _experts(fields, "num_experts")
 
 
 def _qwen2_moe(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,7 +105,7 @@ def _qwen2_moe(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) 
 
 
 def _olmoe(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
-    return {"num_experts": fields.count("expert_count"), "norm_topk_prob": False} | _chosen(fields)
+    return {"norm_topk_prob": False} | _experts(fields, "num_experts")
 
 
 def _olmo3(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,13 +137,12 @@ def _ernie_experts(model: GgufModel, fields: GgufFields, config: Mapping[str, An
     if fields.count("expert_gating_func", _SOFTMAX) != _SOFTMAX:
         raise fields.refusal("expert_gating_func", f"is not {_SOFTMAX} (softmax), which alone is run")
     own = {
-        "num_experts": fields.count("expert_count"),
         "moe_num_shared_experts": fields.count("expert_shared_count", 0, low=0),
         "moe_intermediate_size": fields.count("expert_feed_forward_length"),
         "moe_layer_start_index": fields.count("leading_dense_block_count", 0, low=0),
         "moe_layer_interval": fields.count("interleave_moe_layer_step", 1),
     }
-    return _ernie(model, fields, config) | own | _chosen(fields)
+    return _ernie(model, fields, config) | own | _experts(fields, "num_experts")
 
 
 def _dots1(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,20 +181,18 @@ def _granite(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) ->
 
 
 def _granite_moe(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
-    own = {"num_local_experts": fields.count("expert_count")}
-    return _granite(model, fields, config) | own | _chosen(fields)
+    return _granite(model, fields, config) | _experts(fields, "num_local_experts")
 
 
 def _gpt_oss(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
     """Where its rotation is stretched, it begins and ends between two pairs of a head."""
     scaling = config.get("rope_scaling")
     return {
-        "num_local_experts": fields.count("expert_count"),
         "intermediate_size": fields.count("expert_feed_forward_length", config["intermediate_size"]),
         "sliding_window": fields.count("attention.sliding_window"),
         "attention_bias": "blk.0.attn_q.bias" in model.tensors,
         "rope_scaling": {"rope_type": "default"} if scaling is None else {**scaling, "truncate": False},
-    } | _chosen(fields)
+    } | _experts(fields, "num_local_experts")
 
 
 def _cohere(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -331,17 +324,13 @@ def _smollm3(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) ->
 def _minimax_m2(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
     _check_sigmoid(model, fields)
     return {
-        "num_local_experts": fields.count("expert_count"),
         "intermediate_size": fields.count("expert_feed_forward_length"),
         "routed_scaling_factor": fields.number("expert_weights_scale", 1.0),
-    } | _chosen(fields)
+    } | _experts(fields, "num_local_experts")
 
 
 def _hunyuan_experts(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "num_experts": fields.count("expert_count"),
-        "intermediate_size": fields.count("expert_feed_forward_length"),
-    } | _chosen(fields)
+    return {"intermediate_size": fields.count("expert_feed_forward_length")} | _experts(fields, "num_experts")
 
 
 def _gemma3n(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -366,30 +355,28 @@ def _gemma3n(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) ->
 
 def _llama4(model: GgufModel, fields: GgufFields, config: Mapping[str, Any]) -> dict[str, Any]:
     """What a file leaves out (chunks, layers that do not rotate, growth of queries) is as our defaults are."""
-    count = fields.count("expert_count")
     return {
         "intermediate_size": fields.count("expert_feed_forward_length"),
         "intermediate_size_mlp": config["intermediate_size"],
-        "num_local_experts": count,
         "interleave_moe_layer_step": fields.count("interleave_moe_layer_step"),
-        "use_qk_norm": count != _LLAMA4_WITHOUT_NORMS,
-    } | _chosen(fields)
+        "use_qk_norm": fields.count("expert_count") != _LLAMA4_WITHOUT_NORMS,
+    } | _experts(fields, "num_local_experts")
 
 
 def _experts_and_shared(fields: GgufFields) -> dict[str, Any]:
     """As DeepSeek's configurations have them, and GLM's."""
     return {
-        "n_routed_experts": fields.count("expert_count"),
         "n_shared_experts": fields.count("expert_shared_count", 1, low=0),
         "moe_intermediate_size": fields.count("expert_feed_forward_length"),
         "first_k_dense_replace": fields.count("leading_dense_block_count", 0, low=0),
         "routed_scaling_factor": fields.number("expert_weights_scale", 1.0),
         "num_nextn_predict_layers": fields.count("nextn_predict_layers", 0, low=0),
-    } | _chosen(fields)
+    } | _experts(fields, "n_routed_experts")
 
 
-def _chosen(fields: GgufFields) -> dict[str, Any]:
-    return {"num_experts_per_tok": fields.count("expert_used_count")}
+def _experts(fields: GgufFields, called: str) -> dict[str, Any]:
+    """How many there are, as configurations of a kind call it, and how many a token chooses."""
+    return {called: fields.count("expert_count"), "num_experts_per_tok": fields.count("expert_used_count")}
 
 
 def _rows(model: GgufModel, name: str) -> int | None:
@@ -401,11 +388,8 @@ def _rows(model: GgufModel, name: str) -> int | None:
 _READERS: Mapping[str, Callable[[GgufModel, GgufFields, Mapping[str, Any]], dict[str, Any]]] = {
     "llama": _llama,
     "mixtral": _mixtral,
-    "qwen2": _alike,
     "qwen2_moe": _qwen2_moe,
-    "qwen3": _alike,
     "qwen3_moe": _qwen_experts,
-    "gemma": _alike,
     "gemma2": _gemma,
     "gemma3_text": _gemma,
     "granite": _granite,
@@ -416,7 +400,6 @@ _READERS: Mapping[str, Callable[[GgufModel, GgufFields, Mapping[str, Any]], dict
     "gemma3n_text": _gemma3n,
     "cohere": _cohere,
     "cohere2": _cohere2,
-    "olmo2": _alike,
     "olmo3": _olmo3,
     "olmoe": _olmoe,
     "phi3": _phi3,
@@ -428,15 +411,13 @@ _READERS: Mapping[str, Callable[[GgufModel, GgufFields, Mapping[str, Any]], dict
     "mpt": _mpt,
     "stablelm": _stablelm,
     "smollm3": _smollm3,
-    "seed_oss": _alike,
     "minimax_m2": _minimax_m2,
-    "glm4": _alike,
     "exaone4": _exaone4,
     "ernie4_5": _ernie,
     "ernie4_5_moe": _ernie_experts,
     "dots1": _dots1,
-    "hunyuan_v1_dense": _alike,
     "hunyuan_v1_moe": _hunyuan_experts,
     "glm4_moe": _glm4_moe,
     "gpt_oss": _gpt_oss,
 }
+"""Of the kinds that have more than all."""

@@ -202,7 +202,7 @@ def test_a_header_of_empty_tensors(copy: Path) -> None:
     empty = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
     header = json.dumps({f"model.layers.{at}.weight": empty for at in range(15_000)}).encode()
     (copy / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    assert "not a safetensors file (its header has no length that a header of weights has)" in refusal(copy)
+    assert "not a safetensors file" in refusal(copy)
 
 
 def test_a_missing_shard(sharded: Path) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.weight import Placement
+from pagefleet_engine.loader import hqq
+from pagefleet_engine.loader.checkpoint import TensorFile
 from pagefleet_engine.loader.load import load_model
 from pagefleet_engine.models.config_file import read_arch
 from safetensors import safe_open
@@ -159,3 +163,11 @@ def test_metadata_that_is_lost(kept: Callable[..., Path]) -> None:
     folder = kept(INT8)
     edit(folder, {})
     assert "save it again with transformers and torchao 0.15 or later" in refusal(folder)
+
+
+def test_a_disk_that_fails_is_one_line(kept: Callable[..., Path]) -> None:
+    folder = kept(Stored("hqq"))
+    file = TensorFile(folder / "model.safetensors", None)
+    os.truncate(file.path, file.offset(file.names[0]))
+    with pytest.raises(ModelLoadError, match=r"model.safetensors: \S+ cannot be read \(the file ends at byte \d+\): "):
+        hqq.settled([file])

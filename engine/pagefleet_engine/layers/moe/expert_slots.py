@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.matrix import Matrix, matrix_slots
-from pagefleet_engine.layers.quantization.form import Form, form_on
+from pagefleet_engine.layers.quantization.form import Form, form_of
 from pagefleet_engine.layers.quantization.mxfp4 import Mxfp4Matrix, check_scales, mxfp4_columns, mxfp4_kept
 from pagefleet_engine.layers.quantization_scheme import BlockScheme, QuantizationScheme, Scheme
 from pagefleet_engine.layers.shard import Shard, shard_of, stacked
@@ -136,7 +136,7 @@ class _Mxfp4Stack:
     def slots(self, scheme: QuantizationScheme, within: Placement) -> Iterator[tuple[str, Weight]]:
         """Raises ModelLoadError where the inputs are no whole blocks."""
         codes, blocks = mxfp4_columns(self._inputs, within.path)
-        if form_on(scheme, self._inputs.size, within)[0] is Form.NATIVE:
+        if form_of(scheme, self._inputs, within)[0] is Form.NATIVE:
             self._native = within.native
         kept_codes, kept_scales = mxfp4_kept(scheme, self._inputs.size, within)
         rows, count = (_of_experts(self._experts, self._rows),), self._experts.whole

@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 from pagefleet_kernels.native.library import Library
-from pagefleet_kernels.native.routing import MOST_EXPERTS, NativeRouter
+from pagefleet_kernels.native.routing import NativeRouter
 from torch import Tensor
 
 Scoring = Literal["softmax", "sigmoid", "sparsemixer"]
@@ -95,7 +95,7 @@ def chooser(
     routing: Routing, native: Library | None = None, correction_E: Tensor | None = None
 ) -> Callable[[Tensor], Routes]:
     """`route` of logits, by compiled kernels where they are there for it."""
-    if native is None or routing.scoring == "sparsemixer" or routing.num_experts > MOST_EXPERTS:
+    if native is None or routing.scoring == "sparsemixer" or routing.num_experts > native.most_experts:
         return lambda logits_TE: route(logits_TE, routing, correction_E)
     router = NativeRouter(
         native,

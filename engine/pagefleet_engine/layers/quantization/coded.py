@@ -27,7 +27,7 @@ from torch import Tensor
 
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.linear_kernel import LinearKernel
-from pagefleet_engine.layers.quantization.form import Form, coded_form_on
+from pagefleet_engine.layers.quantization.form import Form, form_of
 from pagefleet_engine.layers.quantization.kernels import NativeLinear, QuantizedLinear
 from pagefleet_engine.layers.quantization_scheme import CodedScheme
 from pagefleet_engine.layers.shard import Shard
@@ -116,7 +116,7 @@ class CodedSlots:
         """
         self._scheme, self._placement, self._install = scheme, placement, install
         self._outputs = tuple(output.size for output in outputs)
-        self._form = coded_form_on(scheme, inputs, placement)[0]
+        self._form = form_of(scheme, inputs, placement)[0]
         self._arrived: dict[str, Tensor] = {}
         self.slots: dict[str, Weight] = {}
         groups = _groups(scheme, inputs, placement)

@@ -30,8 +30,6 @@ _FP8_CAPABILITY = (8, 9)
 _SMALLEST_BLOCK = 16
 _TRIED_INPUTS = 64
 _PACKED_COLUMNS = 32
-_NO_NATIVE = "without compiled kernels a CPU multiplies floats"
-_NATIVE_GROUPS = "compiled kernels take groups of a multiple of 16 inputs"
 
 
 class Form(Enum):
@@ -44,21 +42,56 @@ class Form(Enum):
     EXPANDED = "expanded to the model's type"
 
 
-def form_on(scheme: QuantizationScheme, inputs: int, placement: Placement) -> tuple[Form, str]:
-    """The form of a matrix of so many columns on the placement's device, and what keeps it from the device's own
-    eight-bit product; `""` where nothing does."""
+def form_of(scheme: Scheme, inputs: int | Shard, placement: Placement) -> tuple[Form, str]:
+    """The form of a matrix of these columns, which may be a rank's, on the placement's device, and what keeps it from
+    the device's own product in few bits; `""` where nothing does."""
     if placement.traceable:
         return Form.EXPANDED, "--compile takes torch's own operations on plain matrices"
+    columns = shard_of(inputs)
+    if isinstance(scheme, PackedScheme) and scheme.act_order and columns.is_part:
+        return Form.EXPANDED, "a rank has parts of groups in act order"
     if placement.use_kernels:
-        capability = torch.cuda.get_device_capability(placement.device) if placement.device.type == "cuda" else None
-        return form_with_kernels(scheme, inputs, capability)
-    if _has_native(placement) and _is_native(scheme, inputs):
-        return Form.NATIVE, "" if scheme.rounding is not None else "only weights are quantized"
-    return form_on_cpu(scheme, has_onednn_int8())
+        return _with_kernels(scheme, columns.size, placement.device)
+    if placement.native is not None and placement.dtype in DTYPES:
+        return _with_native(scheme, columns.size)
+    if isinstance(scheme, QuantizationScheme):
+        return form_on_cpu(scheme, has_onednn_int8())
+    # torch's own product of 4 bits is slower than oneDNN's of what they stand for, but for one row
+    return Form.EXPANDED, "without compiled kernels a CPU multiplies floats"
 
 
-def _has_native(placement: Placement) -> bool:
-    return placement.native is not None and placement.dtype in DTYPES
+def _with_kernels(scheme: Scheme, inputs: int, device: torch.device) -> tuple[Form, str]:
+    match scheme:
+        case PackedScheme(group_size=size):
+            if inputs % _PACKED_COLUMNS or (size is not None and (size < _PACKED_COLUMNS or size & (size - 1))):
+                return Form.EXPANDED, f"kernels take groups of {_PACKED_COLUMNS} inputs, or a power of two more"
+        case CodedScheme(group_size=size):
+            if inputs % _PACKED_COLUMNS or size < _SMALLEST_BLOCK or size & (size - 1):
+                return Form.EXPANDED, f"kernels take groups of a power of two, in runs of {_PACKED_COLUMNS} inputs"
+            return Form.SCALED, "only weights are quantized"
+        case BlockScheme(types=types):
+            if left := [kind for kind in dict.fromkeys(types) if not BY_NAME[kind].on_gpu]:
+                return Form.EXPANDED, f"kernels do not take {' and '.join(left)}"
+        case _:
+            capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+            return form_with_kernels(scheme, inputs, capability)
+    return Form.SCALED, ""
+
+
+def _with_native(scheme: Scheme, inputs: int) -> tuple[Form, str]:
+    match scheme:
+        case QuantizationScheme():
+            if _is_native(scheme, inputs):
+                return Form.NATIVE, "" if scheme.rounding is not None else "only weights are quantized"
+            return form_on_cpu(scheme, has_onednn_int8())
+        case BlockScheme():
+            return Form.NATIVE, ""
+        case PackedScheme(inputs=Rounding() as rounding) if not _is_native_int8(rounding):
+            return Form.EXPANDED, "compiled kernels round inputs to int8"
+    in_runs = inputs % _PACKED_COLUMNS == 0 or (isinstance(scheme, PackedScheme) and scheme.bits == 8)
+    if takes_packed(inputs, scheme.group_size) and in_runs:
+        return Form.NATIVE, ""
+    return Form.EXPANDED, "compiled kernels take groups of a multiple of 16 inputs"
 
 
 def _is_native(scheme: QuantizationScheme, inputs: int) -> bool:
@@ -79,75 +112,11 @@ def describe_forms(quantization: Quantization, widths: Sequence[int], placement:
     """A line for each scheme and the form it takes in layers of so many inputs, for the log."""
     lines = []
     for rule in quantization.rules:
-        forms = [form_of(rule.scheme, shard_of(inputs), placement) for inputs in widths]
+        forms = [form_of(rule.scheme, inputs, placement) for inputs in widths]
         for form, reason in dict.fromkeys(forms):
             why = f" ({reason})" if reason else ""
             lines.append(f"{rule.scheme.describe()}: weights are kept {form.value}{why}")
     return list(dict.fromkeys(lines))
-
-
-def form_of(scheme: Scheme, inputs: Shard, placement: Placement) -> tuple[Form, str]:
-    """The form of a matrix of these columns, which may be a rank's, on the placement's device, and why."""
-    if isinstance(scheme, PackedScheme):
-        return packed_form_on(scheme, inputs, placement)
-    if isinstance(scheme, CodedScheme):
-        return coded_form_on(scheme, inputs, placement)
-    if isinstance(scheme, BlockScheme):
-        return block_form_on(scheme, placement)
-    return form_on(scheme, inputs.size, placement)
-
-
-def packed_form_on(scheme: PackedScheme, inputs: Shard, placement: Placement) -> tuple[Form, str]:
-    """See form_of."""
-    size = scheme.group_size
-    if placement.traceable:
-        return Form.EXPANDED, "experts that move are plain matrices"
-    if scheme.act_order and inputs.is_part:
-        return Form.EXPANDED, "a rank has parts of groups in act order"
-    if not placement.use_kernels:
-        return _packed_form_on_cpu(scheme, inputs.size, placement)
-    if inputs.size % _PACKED_COLUMNS or (size is not None and (size < _PACKED_COLUMNS or size & (size - 1))):
-        return Form.EXPANDED, f"kernels take groups of {_PACKED_COLUMNS} inputs, or a power of two more"
-    return Form.SCALED, ""
-
-
-def coded_form_on(scheme: CodedScheme, inputs: Shard, placement: Placement) -> tuple[Form, str]:
-    """See form_of."""
-    if placement.traceable:
-        return Form.EXPANDED, "experts that move are plain matrices"
-    size = scheme.group_size
-    if not placement.use_kernels:
-        if not _has_native(placement):
-            return Form.EXPANDED, _NO_NATIVE
-        takes = takes_packed(inputs.size, size) and inputs.size % _PACKED_COLUMNS == 0
-        return (Form.NATIVE, "") if takes else (Form.EXPANDED, _NATIVE_GROUPS)
-    if inputs.size % _PACKED_COLUMNS or size < _SMALLEST_BLOCK or size & (size - 1):
-        return Form.EXPANDED, f"kernels take groups of a power of two, in runs of {_PACKED_COLUMNS} inputs"
-    return Form.SCALED, "only weights are quantized"
-
-
-def _packed_form_on_cpu(scheme: PackedScheme, inputs: int, placement: Placement) -> tuple[Form, str]:
-    if not _has_native(placement):
-        # torch's own product of 4 bits is slower than oneDNN's of what they stand for, but for one row
-        return Form.EXPANDED, _NO_NATIVE
-    if scheme.inputs is not None and not _is_native_int8(scheme.inputs):
-        return Form.EXPANDED, "compiled kernels round inputs to int8"
-    if takes_packed(inputs, scheme.group_size) and (scheme.bits == 8 or inputs % _PACKED_COLUMNS == 0):
-        return Form.NATIVE, ""
-    return Form.EXPANDED, _NATIVE_GROUPS
-
-
-def block_form_on(scheme: BlockScheme, placement: Placement) -> tuple[Form, str]:
-    """The form of a matrix in GGUF's blocks on the placement's device, and why."""
-    if placement.traceable:
-        return Form.EXPANDED, "--compile takes torch's own operations on plain matrices"
-    if not placement.use_kernels:
-        if _has_native(placement):
-            return Form.NATIVE, ""
-        return Form.EXPANDED, _NO_NATIVE
-    if left := [kind for kind in dict.fromkeys(scheme.types) if not BY_NAME[kind].on_gpu]:
-        return Form.EXPANDED, f"kernels do not take {' and '.join(left)}"
-    return Form.SCALED, ""
 
 
 def form_with_kernels(scheme: QuantizationScheme, inputs: int, capability: tuple[int, int] | None) -> tuple[Form, str]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.linear_kernel import LinearKernel, linear_kernel
-from pagefleet_engine.layers.quantization.form import Form, form_on
+from pagefleet_engine.layers.quantization.form import Form, form_of
 from pagefleet_engine.layers.quantization.kernels import NativeLinear
 from pagefleet_engine.layers.quantization_scheme import QuantizationScheme
 from pagefleet_engine.layers.shard import Shard
@@ -82,7 +82,7 @@ def mxfp4_columns(inputs: Shard, path: str) -> tuple[Shard, Shard]:
 def mxfp4_kept(scheme: QuantizationScheme, inputs: int, placement: Placement) -> tuple[Kept, Kept]:
     """What stays in memory of codes and of scales: themselves, or the numbers alone, two of a byte; of experts that
     move, both."""
-    match form_on(scheme, inputs, placement)[0]:
+    match form_of(scheme, inputs, placement)[0]:
         case Form.EXPANDED:
             numbers, stored = 2 * placement.dtype.itemsize, int(placement.traceable)
             return Kept(scheme.storage, numbers=numbers + stored), Kept(scheme.storage, numbers=stored)

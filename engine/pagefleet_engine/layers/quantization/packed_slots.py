@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pagefleet_engine.errors import ModelLoadError
-from pagefleet_engine.layers.quantization.form import Form, packed_form_on
+from pagefleet_engine.layers.quantization.form import Form, form_of
 from pagefleet_engine.layers.quantization.packed import PackedMatrix, dequantize_packed
 from pagefleet_engine.layers.quantization.packed_contents import packed_contents, packed_kept
 from pagefleet_engine.layers.quantization.packing import Unpacked, names_of, read_packed, tensor_shards
@@ -42,7 +42,7 @@ class PackedSlots:
         """
         self._scheme, self._placement, self._install = scheme, placement, install
         self._inputs, self._outputs = inputs, outputs
-        self._form = packed_form_on(scheme, inputs, placement)[0]
+        self._form = form_of(scheme, inputs, placement)[0]
         self._arrived: dict[str, list[Tensor]] = {}
         shards = _shards(scheme, inputs, outputs, placement)
         kept, contents = packed_kept(scheme, self._form, placement.dtype), packed_contents(scheme, inputs)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.layers.linear_kernel import LinearKernel, PlainLinear, linear_kernel
-from pagefleet_engine.layers.quantization.form import Form, form_on, kept_dtype
+from pagefleet_engine.layers.quantization.form import Form, form_of, kept_dtype
 from pagefleet_engine.layers.quantization.inputs import FixedScale, InputQuantizer, dynamic_scale, joined, round_to
 from pagefleet_engine.layers.quantization.kernels import ExpandedLinear, NativeLinear, PackedInt8Linear, RescaledLinear
 from pagefleet_engine.layers.quantization.scaled import ScaledLinear
@@ -138,7 +138,7 @@ class QuantizedSlots:
         """
         self._scheme, self._placement, self._install = scheme, placement, install
         self._outputs = tuple(output.size for output in outputs)
-        self._form = form_on(scheme, inputs.size, placement)[0]
+        self._form = form_of(scheme, inputs, placement)[0]
         self._input_ranks = placement.tensor if inputs.is_part else None
         self._arrived: dict[str, Tensor] = {}
         self.slots: dict[str, Weight] = {}

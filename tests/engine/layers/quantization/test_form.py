@@ -12,13 +12,11 @@ import torch
 from pagefleet_engine.layers.linear import Linear
 from pagefleet_engine.layers.quantization.form import (
     Form,
-    coded_form_on,
     describe_forms,
-    form_on,
+    form_of,
     form_on_cpu,
     form_with_kernels,
     kept_dtype,
-    packed_form_on,
 )
 from pagefleet_engine.layers.quantization_scheme import (
     CodedScheme,
@@ -27,7 +25,6 @@ from pagefleet_engine.layers.quantization_scheme import (
     QuantizationScheme,
     Rule,
 )
-from pagefleet_engine.layers.shard import shard_of
 from pagefleet_engine.layers.weight import Placement
 
 from tests.fakes.native_kernels import native_library
@@ -98,9 +95,7 @@ W4A16 = PackedScheme(packing="awq", bits=4, group_size=128, zero_points=True)
 def test_compiled_kernels_keep_the_bits_of_groups_that_they_take(
     scheme: PackedScheme, inputs: int, reason: str
 ) -> None:
-    form, said = packed_form_on(
-        scheme, shard_of(inputs), Placement(torch.bfloat16, CPU, False, native=native_library())
-    )
+    form, said = form_of(scheme, inputs, Placement(torch.bfloat16, CPU, False, native=native_library()))
     assert form is (Form.EXPANDED if reason else Form.NATIVE)
     assert reason in said
 
@@ -110,7 +105,7 @@ def test_without_compiled_kernels_few_bits_are_expanded() -> None:
         Placement(torch.bfloat16, CPU, False),
         Placement(torch.float16, CPU, False, native=native_library()),
     ):
-        form, said = packed_form_on(W4A16, shard_of(4096), placement)
+        form, said = form_of(W4A16, 4096, placement)
         assert form is Form.EXPANDED
         assert "without compiled kernels" in said
 
@@ -118,21 +113,21 @@ def test_without_compiled_kernels_few_bits_are_expanded() -> None:
 def test_compiled_kernels_keep_codes_of_4_bits() -> None:
     scheme = CodedScheme(table="nf4", scales="float32", group_size=64, spelling="bitsandbytes")
     native, torch_alone = (Placement(torch.bfloat16, CPU, False, native=one) for one in (native_library(), None))
-    assert coded_form_on(scheme, shard_of(4096), native) == (Form.NATIVE, "")
+    assert form_of(scheme, 4096, native) == (Form.NATIVE, "")
     for other, inputs in ((replace(scheme, group_size=24), 4800), (replace(scheme, group_size=16), 48)):
-        assert coded_form_on(other, shard_of(inputs), native)[0] is Form.EXPANDED
-    assert coded_form_on(scheme, shard_of(4096), torch_alone)[1] == "without compiled kernels a CPU multiplies floats"
+        assert form_of(other, inputs, native)[0] is Form.EXPANDED
+    assert form_of(scheme, 4096, torch_alone)[1] == "without compiled kernels a CPU multiplies floats"
     mxfp4 = QuantizationScheme(number="mxfp4", weight_scales="block", input_scales="none", block=(1, 32))
-    assert form_on(mxfp4, 4096, native)[0] is Form.NATIVE
-    assert form_on(mxfp4, 4096, torch_alone)[0] is Form.EXPANDED
+    assert form_of(mxfp4, 4096, native)[0] is Form.NATIVE
+    assert form_of(mxfp4, 4096, torch_alone)[0] is Form.EXPANDED
 
 
 def test_compiled_kernels_multiply_int8_whose_inputs_lie_around_zero() -> None:
     placement = Placement(torch.bfloat16, CPU, False, native=native_library())
-    assert form_on(INT8, 4096, placement) == (Form.NATIVE, "")
+    assert form_of(INT8, 4096, placement) == (Form.NATIVE, "")
     for scheme in (FP8, WEIGHTS_ONLY, replace(INT8, input_zero_points=True)):
-        assert form_on(scheme, 4096, placement)[0] is not Form.NATIVE
-    assert form_on(INT8, 4090, placement)[0] is not Form.NATIVE
+        assert form_of(scheme, 4096, placement)[0] is not Form.NATIVE
+    assert form_of(INT8, 4090, placement)[0] is not Form.NATIVE
 
 
 WHAT_ONEDNN_USES = """
@@ -172,7 +167,7 @@ def test_what_torch_compile_traces_is_expanded() -> None:
     slots["weight"].fill(0, torch.ones(32, 64).to(torch.float8_e4m3fn))
     slots["weight_scale"].fill(0, torch.full((32,), 0.5))
     assert torch.equal(layer(torch.full((2, 64), 3.0)), torch.full((2, 32), 96.0))
-    assert form_on(FP8, 64, place)[1].startswith("--compile")
+    assert form_of(FP8, 64, place)[1].startswith("--compile")
 
 
 def test_types_that_stay_in_memory() -> None:

@@ -1,4 +1,4 @@
-"""Headers of safetensors files that are read from afar: as the library reads them, and none that lies."""
+"""Headers of safetensors files: as the library reads them, and none that lies."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from pagefleet_engine.loader.checkpoint import TensorFile
-from pagefleet_engine.loader.streamed import read_header
+from pagefleet_engine.errors import ModelLoadError
+from pagefleet_engine.loader.checkpoint import SafetensorsHeader
+from safetensors import safe_open
 from safetensors.torch import save
 
 
@@ -41,13 +42,16 @@ def test_a_header_is_read_as_the_library_reads_it(tmp_path: Path) -> None:
         "small": torch.ones(4, dtype=torch.float8_e4m3fn),
     }
     data = save(tensors, {"format": "pt"})
-    (tmp_path / "x.safetensors").write_bytes(data)
-    theirs, (ours, metadata) = TensorFile(tmp_path / "x.safetensors", None), read_header(reading(data), len(data))
-    assert metadata == theirs.metadata == {"format": "pt"}
-    assert sorted(ours) == sorted(theirs.names)
-    for name, entry in ours.items():
-        assert (entry.dtype, entry.shape, entry.start) == (theirs.dtype(name), theirs.shape(name), theirs.offset(name))
-    assert [entry.start for entry in ours.values()] == sorted(entry.start for entry in ours.values())
+    file = tmp_path / "x.safetensors"
+    file.write_bytes(data)
+    ours = SafetensorsHeader(file, len(data), reading(data), "upload")
+    with safe_open(file, "pt") as theirs:
+        assert ours.metadata == theirs.metadata() == {"format": "pt"}
+        assert ours.names == theirs.offset_keys()
+    for name in ours.names:
+        stored = data[ours.offset(name) :][: tensors[name].nbytes]
+        assert stored == tensors[name].view(-1).view(torch.uint8).numpy().tobytes()
+        assert (ours.form(name).numbers, ours.shape(name)) == (tensors[name].dtype, tensors[name].shape)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +81,6 @@ def test_a_header_is_read_as_the_library_reads_it(tmp_path: Path) -> None:
     ],
 )
 def test_a_header_that_lies_is_one_line(data: bytes) -> None:
-    said = f"({len(data)} bytes) is truncated or not a safetensors file: upload it again"
-    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
-        read_header(reading(data), len(data))
+    said = f"x.safetensors ({len(data)} bytes) is truncated or not a safetensors file: upload it again"
+    with pytest.raises(ModelLoadError, match=f"^{re.escape(said)}$"):
+        SafetensorsHeader(Path("x.safetensors"), len(data), reading(data), "upload")
