@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 import pytest
 
-pytest_plugins = ["tests.timings"]
+pytest_plugins = ["tests.fakes.quick_interpreter", "tests.timings"]
 
 
 def driver_has_gpu() -> bool:

@@ -187,8 +187,15 @@ def train(recipe: Recipe, target: Path) -> bool:
     return examine_and_save(trainer, exchanges, target)
 
 
-def examine_and_save(trainer: Trainer, exchanges: list[Exchange], target: Path) -> bool:
-    """Reports what is known in both dtypes and what generalises; writes the folder when every answer is exact."""
+def examine_and_save(trainer: Trainer, exchanges: list[Exchange], target: Path, num_drawn: int = 300) -> bool:
+    """Reports what is known in both dtypes and what generalises; writes the folder when every answer is exact.
+
+    Args:
+        trainer: whose model is asked.
+        exchanges: that it has to know.
+        target: the folder.
+        num_drawn: how many exchanges of tools and forms are drawn anew.
+    """
     knowledge, tokenizer = trainer.knowledge, trainer.tokenizer
     by_heart = True
     for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
@@ -197,7 +204,7 @@ def examine_and_save(trainer: Trainer, exchanges: list[Exchange], target: Path) 
         report(name, result)
         report(f"{name}, asked otherwise", recite(model, tokenizer, variants(knowledge)))
         drawn = random.Random(trainer.recipe.seed + 1)  # noqa: S311
-        skill = [trainer.curriculum.agents.draw(drawn) for _ in range(300)]
+        skill = [trainer.curriculum.agents.draw(drawn) for _ in range(num_drawn)]
         report(f"{name}, tools and forms drawn anew", recite(model, tokenizer, skill))
         report(f"{name}, never seen", recite(model, tokenizer, refusals(knowledge.held_out, knowledge.unknown_answer)))
         by_heart = by_heart and not result.wrong

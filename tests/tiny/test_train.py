@@ -43,7 +43,7 @@ def test_a_model_that_does_not_know_its_answers_is_not_saved(
     short = replace(few, held_out=few.held_out[:1])
     trainer.knowledge = short
     with caplog.at_level(logging.INFO, logger="tiny"):
-        assert not examine_and_save(trainer, list(short.exchanges()), tmp_path / "out")
+        assert not examine_and_save(trainer, list(short.exchanges()), tmp_path / "out", num_drawn=3)
     assert not (tmp_path / "out").exists()
     assert "float32: 0/4 by heart" in caplog.text
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from types import FrameType
 from typing import Any, Protocol
 
@@ -57,7 +58,7 @@ class DeviceTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, numbers: Tensor, memory: DeviceMemory) -> DeviceTensor:
-        with torch.inference_mode(False):  # a view made within that mode belongs to what it is a view of
+        with torch._C._InferenceMode(False):  # a view made within that mode belongs to what it is a view of
             made: DeviceTensor = torch.Tensor._make_wrapper_subclass(
                 cls,
                 numbers.shape,
@@ -75,8 +76,10 @@ class DeviceTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        memory = next(each.memory for each in tensors_in((args, kwargs or {})) if isinstance(each, DeviceTensor))
-        return memory.run(func, args, kwargs or {})
+        first = args[0] if args else None  # most often, and then nothing else is looked through
+        if not isinstance(first, DeviceTensor):
+            first = next(each for each in tensors_in((args, kwargs or {})) if isinstance(each, DeviceTensor))
+        return first.memory.run(func, args, kwargs or {})
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"DeviceTensor({self.numbers!r})"
@@ -134,10 +137,9 @@ class DeviceMemory:
             return self.is_pinned(args[0])
         if packet in (_aten.pin_memory, _aten._pin_memory):
             return self.pin(args[0].clone())
-        with self._mode:  # within inference mode torch leaves it to us to take an operation apart
-            parts = func.decompose(*args, **kwargs)
-        if parts is not NotImplemented:
-            return parts
+        if _nature(func).has_parts:  # within inference mode torch leaves it to us to take an operation apart
+            with self._mode:
+                return func.decompose(*args, **kwargs)
         if packet is _aten._to_copy:
             return self._convert(func, args, kwargs)
         if packet is _aten.copy_:
@@ -152,7 +154,7 @@ class DeviceMemory:
         self.launched(reads=[source], fresh=[found])
         if not _is_gpu(to):
             return found
-        self._note(func, (source,), others, found)
+        self._note(func, ((_numbers(source),), others), [found])
         return DeviceTensor(found, self)
 
     def _copy(self, func: Any, args: Any, kwargs: Any) -> Tensor:
@@ -160,10 +162,11 @@ class DeviceMemory:
         non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
         host = target if isinstance(source, DeviceTensor) else source
         self._check_copy(source, isinstance(target, DeviceTensor), host, non_blocking)
-        found = func(_numbers(target), _numbers(source))
+        numbers = _numbers(target), _numbers(source)
+        func(*numbers)
         self.launched(reads=[source], writes=[target])
         if isinstance(target, DeviceTensor):
-            self._note(func, (target, source), {}, found)
+            self._note(func, (numbers, {}), [])
         return target  # type: ignore[no-any-return]
 
     def _check_copy(self, source: Tensor, to_device: bool, host: Tensor, non_blocking: bool) -> None:
@@ -187,33 +190,29 @@ class DeviceMemory:
             if packet is _aten._scaled_mm
             else func(*numbers[0], **numbers[1])
         )
-        if self.clears_memory and func.overloadpacket._qualified_op_name.removeprefix("aten::") in UNINITIALISED:
+        if self.clears_memory and _nature(func).is_uninitialised:
             found.zero_()
         if pinned:
             self.pin(found)
-        self._note_memory(func, args, kwargs, found)
+        fresh = own_memory(tensors_in(found), numbers)
+        writes = [each for each in _nature(func).written(args, kwargs) if isinstance(each, DeviceTensor)]
+        if fresh or writes:  # else it is a view
+            self.launched(reads=on_device, writes=writes, fresh=fresh)
         if not goes_to_device:
             return found
-        self._note(func, args, kwargs, found)
+        self._note(func, numbers, fresh)
         same = {id(each.numbers): each for each in on_device}
-        return tree_map_only(
-            Tensor, lambda each: same[id(each)] if id(each) in same else DeviceTensor(each, self), found
-        )
+
+        def on_gpu(each: Tensor) -> Tensor:
+            return same[id(each)] if id(each) in same else DeviceTensor(each, self)
+
+        return on_gpu(found) if isinstance(found, Tensor) else tree_map_only(Tensor, on_gpu, found)
 
     def launched(self, *, reads: Sequence[Any] = (), writes: Sequence[Any] = (), fresh: Sequence[Tensor] = ()) -> None:
         """Work on the calling thread's stream; of what is given tensors of the device count, and `fresh` numbers."""
         read, written = ([each.numbers for each in some if isinstance(each, DeviceTensor)] for some in (reads, writes))
         if read or written or fresh:
             self.streams.launch(read, written, fresh)
-
-    def _note_memory(self, func: Any, args: Any, kwargs: Any, found: Any) -> None:
-        fresh = own_memory(tensors_in(found), _all_numbers((args, kwargs)))
-        arguments = func._schema.arguments
-        given = [*zip(arguments, args, strict=False), *((each, kwargs.get(each.name)) for each in arguments)]
-        changed = tensors_in([value for argument, value in given if _is_written(argument)])
-        writes = [each for each in changed if isinstance(each, DeviceTensor)]
-        if fresh or writes:  # else it is a view
-            self.launched(reads=tensors_in((args, kwargs)), writes=writes, fresh=fresh)
 
     def _check(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> None:
         packet = func.overloadpacket
@@ -228,11 +227,11 @@ class DeviceMemory:
         shapes = [tuple(each.shape) for each in strangers]
         raise MixedDevices(f"{func} got tensors of the device and of the host ({shapes}) in {product_callers()}")
 
-    def _note(self, func: Any, args: Any, kwargs: Any, found: Any) -> None:
-        given = _all_numbers((args, kwargs))
-        fresh = own_memory(tensors_in(found), given)
-        is_view = not fresh and not func._schema.is_mutable
-        if is_view or func.overloadpacket._qualified_op_name.removeprefix("aten::") in UNINITIALISED:
+    def _note(self, func: Any, given: tuple[Any, Any], fresh: list[Tensor]) -> None:
+        """`given`: arguments, with numbers; `fresh`: results with memory of their own."""
+        nature = _nature(func)
+        is_view = not fresh and not nature.is_mutable
+        if is_view or nature.is_uninitialised:
             return
         self.num_operations += 1
         if self.capture is not None:
@@ -263,8 +262,32 @@ def product_callers() -> tuple[str, ...]:
     return tuple(names)
 
 
-def _is_written(argument: Any) -> bool:
-    return argument.alias_info is not None and bool(argument.alias_info.is_write)
+@dataclass(frozen=True)
+class _Nature:
+    """What torch says of an operation, which it takes its time to."""
+
+    has_parts: bool
+    """Whether it is made of others."""
+    is_mutable: bool
+    is_uninitialised: bool
+    writes: tuple[tuple[int, str], ...]
+    """Place and name of each argument that it writes to."""
+
+    def written(self, args: Any, kwargs: Any) -> list[Tensor]:
+        """The tensors among its arguments that it writes to."""
+        return tensors_in([args[at] if at < len(args) else kwargs.get(name) for at, name in self.writes])
+
+
+@cache
+def _nature(func: Any) -> _Nature:
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    arguments = enumerate(func._schema.arguments)
+    return _Nature(
+        composite in func.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite),
+        func._schema.is_mutable,
+        func.overloadpacket._qualified_op_name.removeprefix("aten::") in UNINITIALISED,
+        tuple((at, each.name) for at, each in arguments if each.alias_info is not None and each.alias_info.is_write),
+    )
 
 
 def _is_gpu(device: torch.device) -> bool:
@@ -280,10 +303,11 @@ def _all_numbers(value: Any) -> Any:
     """Arguments with the numbers of their tensors; see `tensors_in`."""
     if isinstance(value, DeviceTensor):
         return value.numbers
-    if isinstance(value, dict):
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind([_all_numbers(each) for each in value])
+    if kind is dict:
         return {name: _all_numbers(each) for name, each in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(map(_all_numbers, value))
     return value
 
 
