@@ -18,7 +18,7 @@ from pagefleet_engine.loader.checkpoint import TensorFile
 from pagefleet_engine.loader.load import foreign_names
 from pagefleet_engine.loader.safetensors import Reading, fill_from_safetensors
 from pagefleet_engine.loader.save_shards import Collector, save_shards
-from pagefleet_engine.loader.sharded import OwnShard, Shards, kept_alone, shard_files
+from pagefleet_engine.loader.sharded import OwnShard, Shards, check_whole, kept_alone, shard_files
 from pagefleet_engine.loader.weight_map import weight_map
 from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.models.model import build_model
@@ -126,6 +126,8 @@ def test_a_folder_is_for_the_ranks_that_it_was_saved_for(make_checkpoint: Make, 
     other = OwnShard(Shards(4, 1, None), 0)
     with pytest.raises(ModelLoadError, match="was saved for tensor_parallel_size 2 and pipeline_parallel_size 1: give"):
         shard_files(out, other)
+    with pytest.raises(ModelLoadError, match="for tensor_parallel_size 2: give this, and --load-format sharded_state"):
+        check_whole(out)
     (out / "model-rank-1-part-0.safetensors").unlink()
     with pytest.raises(ModelLoadError, match=r"has no model-rank-1-part-0\.safetensors: copy the folder again"):
         shard_files(out, OwnShard.of(two, two.part(1)))
