@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pagefleet_download.errors import DownloadError
+from pagefleet_download.errors import DownloadError, StoreUnreachable
 from pagefleet_download.source import RemoteFile
 from pagefleet_download.tensor_bytes import LENGTH_BYTES, header_bytes
 from pagefleet_download.weight_stream import WeightStream
@@ -41,7 +41,8 @@ class StreamedFile:
         """Reads the header.
 
         Raises:
-            ModelLoadError: the file is damaged, or cannot be read.
+            ModelLoadError: the file is damaged.
+            DownloadError: it cannot be read.
         """
         self._stream = stream
         self._file = file
@@ -49,7 +50,7 @@ class StreamedFile:
         """See TensorSource."""
         try:
             self._entries, self.metadata = read_header(self._read, file.size)
-        except (DownloadError, ValueError) as error:
+        except ValueError as error:
             raise ModelLoadError(f"{file.name}: {error}") from error
         self.names = list(self._entries)
         """See TensorSource."""
@@ -100,6 +101,8 @@ def streamed_files(folder: Path) -> Iterator[list[StreamedFile]]:
     try:
         with WeightStream(folder, os.environ) as stream:
             yield [StreamedFile(stream, file) for file in stream.files]
+    except StoreUnreachable as error:
+        raise ModelLoadError(f"{error}: check the address, network and proxy (HTTPS_PROXY), and start again") from error
     except DownloadError as error:
         raise ModelLoadError(str(error)) from error
 

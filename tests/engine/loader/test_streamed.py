@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from pagefleet_download.errors import StoreUnreachable
+from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.loader.checkpoint import TensorFile
-from pagefleet_engine.loader.streamed import read_header
+from pagefleet_engine.loader.streamed import read_header, streamed_files
 from safetensors.torch import save
 
 
@@ -80,3 +82,14 @@ def test_a_header_that_lies_is_one_line(data: bytes) -> None:
     said = f"({len(data)} bytes) is truncated or not a safetensors file: upload it again"
     with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
         read_header(reading(data), len(data))
+
+
+def test_a_store_that_went_away_is_told_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*arguments: object) -> None:
+        raise StoreUnreachable("s3://b: no answer (6 attempts)")
+
+    monkeypatch.setattr("pagefleet_engine.loader.streamed.WeightStream", away)
+    with pytest.raises(
+        ModelLoadError, match=r"^s3://b: no answer \(6 attempts\): check the address, network and proxy"
+    ):
+        streamed_files(tmp_path).__enter__()
