@@ -11,7 +11,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -103,6 +103,10 @@ async def bring_from_hub(
     try:
         facts = await _in_cache(cache, uri, settings, progress)
     except OSError as error:
+        if error.errno in _NOT_OURS and not again:
+            with suppress(DownloadError, OSError):
+                facts = await _verified_copy(cache, uri, settings, progress)
+                return cache.snapshot(facts.revision), facts
         raise _cache_error(hub, error) from error
     return cache.snapshot(facts.revision), facts
 

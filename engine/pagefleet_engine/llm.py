@@ -204,7 +204,7 @@ class LLM:
         """Write the model into a new folder for `load_format="sharded_state"`, for ranks as this engine has them.
 
         Raises:
-            ConfigError: the folder is not empty, or such weights cannot be saved so.
+            ConfigError: the folder is not empty or cannot be written, or such weights cannot be saved so.
             ModelLoadError: the checkpoint cannot be read.
         """
         self.llm_engine.save_sharded_state(path)

@@ -134,7 +134,7 @@ class LLMEngine:
         """Write the model into a new folder for `load_format="sharded_state"`, for ranks as this engine has them.
 
         Raises:
-            ConfigError: the folder is not empty, or such weights cannot be saved so.
+            ConfigError: the folder is not empty or cannot be written, or such weights cannot be saved so.
             ModelLoadError: the checkpoint cannot be read.
         """
         from pagefleet_engine.loader.save_shards import save_shards  # noqa: PLC0415 few need it, and it imports torch

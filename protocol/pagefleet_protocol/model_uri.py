@@ -19,6 +19,7 @@ from pagefleet_protocol.resource_base import wrong
 Scheme = Literal["hf", "modelscope", "s3", "gs", "https", "http", "pvc", "oci", "file", "builtin"]
 
 _MAX_LENGTH = 1024
+_SHORTEST_BUCKET = 3
 _NAME = "[A-Za-z0-9][A-Za-z0-9._-]*"
 _REPOSITORY = rf"{_NAME}/{_NAME}(:[A-Za-z0-9_]+|(/{_NAME})+[.]gguf)?"
 # Part of a path that is neither `.` nor `..`: those could leave the bucket's folder or the claim.
@@ -28,8 +29,8 @@ _WEB = rf"[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?(/\.{{0,2}}{_WORD}[A-Za-z0-9._~%+=,
 _FORMS: Mapping[Scheme, tuple[str, str]] = {
     "hf": (_REPOSITORY, "hf://organization/name"),
     "modelscope": (_REPOSITORY, "modelscope://organization/name"),
-    "s3": (rf"[a-z0-9][a-z0-9.-]+(/{_PART})+/?", "s3://bucket/path"),
-    "gs": (rf"[a-z0-9][a-z0-9._-]+(/{_PART})+/?", "gs://bucket/path"),
+    "s3": (rf"[a-z0-9][a-z0-9.-]{{2,}}(/{_PART})+/?", "s3://bucket/path"),
+    "gs": (rf"[a-z0-9][a-z0-9._-]{{2,}}(/{_PART})+/?", "gs://bucket/path"),
     "https": (_WEB, "https://host/folder"),
     "http": (_WEB, "http://host/folder"),
     "pvc": (rf"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/{_PART})*/?", "pvc://claim/path"),
@@ -122,7 +123,9 @@ def parse_model_uri(uri: str) -> ModelUri:
             continue
         if re.fullmatch(form, path):
             return ModelUri(name, path)
-        raise wrong(f"write {example}, not {uri[:80]!a}")
+        is_short = name in ("s3", "gs") and 0 < len(path.partition("/")[0]) < _SHORTEST_BUCKET
+        why = f", a bucket's name having at least {_SHORTEST_BUCKET} letters" if is_short else ""
+        raise wrong(f"write {example}{why}, not {uri[:80]!a}")
     raise wrong(f"give one of {EXAMPLES}; not {uri[:60]!a}")
 
 

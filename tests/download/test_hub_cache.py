@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 import subprocess
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub import hf_hub_download, try_to_load_from_cache
-from pagefleet_download.bring import Caches, FleetDownload, bring, bring_and_wait, caches_of
+from pagefleet_download.bring import Caches, FleetDownload, bring, bring_and_wait, bring_from_hub, caches_of
 from pagefleet_download.errors import (
     AccessDenied,
     BadModel,
@@ -22,6 +23,7 @@ from pagefleet_download.errors import (
     ModelNotFound,
     StoreUnreachable,
 )
+from pagefleet_download.hub_cache import HubCache
 from pagefleet_download.manifest import TEXT_MANIFEST
 from pagefleet_download.progress import ProgressMeter
 from pagefleet_download.settings import DownloadSettings, Wish
@@ -128,6 +130,29 @@ def test_offline_what_others_left_will_do_when_it_is_whole(hub: HubServer, root:
     (theirs / SHARD).unlink()
     with pytest.raises(ModelNotFound, match=f"no whole model: the model lacks {SHARD}.*HF_HUB_OFFLINE is set"):
         have(root, fast(offline=True))
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
+def test_where_nothing_may_be_written_what_others_left_is_verified(
+    hub: HubServer, root: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    files = sharded()
+    hub.repositories["org/model"].commit(files)
+    for name in WANTED:
+        theirs = by_their_library(hub, root, name).parent
+
+    def refuse(cache: HubCache) -> None:
+        raise OSError(number, os.strerror(number), str(cache.path))
+
+    monkeypatch.setattr(HubCache, "create", refuse)
+    assert have(root, fast(endpoint=hub.url)) == theirs
+    with pytest.raises(BadSettings, match=rf"{os.strerror(number)}: the cache .*set HF_HOME to a folder of yours"):
+        asyncio.run(bring_from_hub(MODEL, fast(endpoint=hub.url), root, ProgressMeter(), again=True))
+    (theirs / SHARD).resolve().write_bytes(b"x" + files[SHARD][1:])
+    for _ in ("damaged", "unreadable"):
+        with pytest.raises(BadSettings, match=rf"{os.strerror(number)}: the cache .*set HF_HOME to a folder of yours"):
+            have(root, fast(endpoint=hub.url))
+        monkeypatch.setattr(HubCache, "local_copy", refuse)
 
 
 def test_offline_and_nothing_here(root: Path) -> None:

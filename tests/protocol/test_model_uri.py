@@ -98,6 +98,15 @@ def test_a_page_of_the_hub_is_no_folder_of_files(uri: str, is_page: bool) -> Non
         parse_model_uri(uri)
 
 
+@pytest.mark.parametrize("uri", ["s3://b/path", "gs://ab/path"])
+def test_too_short_a_name_of_a_bucket_is_told_as_such(uri: str) -> None:
+    with pytest.raises(
+        PydanticCustomError, match=f"{uri[:5]}bucket/path, a bucket's name having at least 3 letters, not"
+    ):
+        parse_model_uri(uri)
+    assert parse_model_uri(uri.replace("b/", "bcd/")).fetchable
+
+
 @pytest.mark.parametrize(
     ("uri", "gguf"),
     [

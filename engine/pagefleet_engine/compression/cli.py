@@ -59,6 +59,7 @@ def _run(config: QuantizeConfig) -> str:
     from pagefleet_engine.compression.recipe import Recipe  # noqa: PLC0415
     from pagefleet_engine.engine_core.model_folder import resolve_model_folder  # noqa: PLC0415
     from pagefleet_engine.gguf.folder import gguf_at  # noqa: PLC0415
+    from pagefleet_engine.loader.new_folder import check_new  # noqa: PLC0415
     from pagefleet_engine.local_model import with_local_model  # noqa: PLC0415
     from pagefleet_engine.models.config_file import read_arch  # noqa: PLC0415
     from pagefleet_engine.text.model_files import load_text_model  # noqa: PLC0415
@@ -78,8 +79,7 @@ def _run(config: QuantizeConfig) -> str:
         kv_cache_scheme=config.kv_cache_scheme,
     )
     recipe.check()
-    if config.output.exists():
-        raise ConfigError(f"--output {config.output} exists: give a new folder")
+    check_new(config.output, "--output")
     model = ModelConfig(model=config.model, revision=config.revision, download_dir=config.download_dir)
     folder = resolve_model_folder(with_local_model(EngineConfig(model=model), os.environ).model.model)
     if gguf_at(folder) is not None:

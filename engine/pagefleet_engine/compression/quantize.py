@@ -20,11 +20,12 @@ from pagefleet_engine.compression.recipe import Recipe
 from pagefleet_engine.compression.report import MatrixReport, Report, Tried
 from pagefleet_engine.compression.stages import KV_SCALES, Batch, LargestKV, Stages, in_batches, negative_log_likelihood
 from pagefleet_engine.compression.stored import stored_bytes
-from pagefleet_engine.compression.writer import REPORT, CheckpointWriter, new_folder, write_config, write_json
+from pagefleet_engine.compression.writer import REPORT, CheckpointWriter, write_config, write_json
 from pagefleet_engine.config import DType
 from pagefleet_engine.errors import ConfigError, ModelLoadError
 from pagefleet_engine.layers.quantization_scheme import Quantization, matches
 from pagefleet_engine.loader.load import resolve_dtype
+from pagefleet_engine.loader.new_folder import new_folder
 from pagefleet_engine.models.config_file import read_arch
 
 _HEAD = "lm_head"
@@ -43,7 +44,7 @@ def quantize(folder: Path, recipe: Recipe, text: Text, output: Path, tell: Tell,
         folder: of the model.
         recipe: has been checked.
         text: in the model's tokens.
-        output: does not exist yet.
+        output: as `new_folder` has it.
         tell: gets a line for each layer.
         dtype: that layers are computed in.
 
@@ -59,7 +60,7 @@ def quantize(folder: Path, recipe: Recipe, text: Text, output: Path, tell: Tell,
     arch = arch.for_length(arch.default_length)
     stages = Stages(folder, arch, resolve_dtype(dtype, arch.dtype, torch.device("cpu")))
     layers = Layers(stages, recipe)
-    with new_folder(output, layers.num_bytes) as scratch:
+    with new_folder(output, layers.num_bytes, "--output") as scratch:
         writer = CheckpointWriter(scratch)
         run = _Run(layers, text)
         for layer in range(arch.num_layers):

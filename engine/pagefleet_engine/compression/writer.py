@@ -1,12 +1,10 @@
-"""Writes a checkpoint: all of it, or nothing."""
+"""Writes a checkpoint."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,42 +12,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pagefleet_engine.errors import ConfigError, ModelLoadError
+from pagefleet_engine.errors import ModelLoadError
 from pagefleet_engine.loader.checkpoint import TensorFile
 
 _FILE_BYTES = 2 << 30
-_MODE = 0o644
 _COPIED = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 _TERMS = ("LICENSE", "NOTICE", "USE_POLICY")
 _INDEX = "model.safetensors.index.json"
 REPORT = "quantization_report.json"
-
-
-@contextmanager
-def new_folder(output: Path, needed_bytes: int) -> Iterator[Path]:
-    """A folder beside `output` that becomes it if all goes well, and is gone else.
-
-    Raises:
-        ConfigError: `output` exists, the disk has less room than is needed, or it cannot be written.
-    """
-    if output.exists():
-        raise ConfigError(f"--output {output} exists: give a new folder")
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(output.parent).free
-        if free < needed_bytes:
-            raise ConfigError(
-                f"--output {output} takes {needed_bytes / 1e9:.2f} GB, and its disk has {free / 1e9:.2f} GB left: make "
-                "room, or give a folder on another"
-            )
-        with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as scratch:
-            folder = Path(scratch) / output.name
-            folder.mkdir()
-            yield folder
-            folder.rename(output)
-    except (OSError, SafetensorError) as error:
-        said = " ".join(str(getattr(error, "strerror", None) or error).split())[:160]
-        raise ConfigError(f"--output {output} cannot be written ({said}): nothing is left of it") from error
 
 
 class CheckpointWriter:
@@ -88,7 +58,6 @@ class CheckpointWriter:
             index = {"metadata": {"total_size": self.num_bytes}, "weight_map": places}
             write_json(self._folder / _INDEX, index)
         for number, name in enumerate(names):
-            self._part(number).chmod(_MODE)  # the library leaves them to their owner alone
             self._part(number).rename(self._folder / name)
 
     def _flush(self) -> None:

@@ -25,7 +25,7 @@ from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.checkpoint import TensorFile, TensorSource
 from pagefleet_engine.loader.memory import check_memory, free_bytes, weight_bytes
 from pagefleet_engine.loader.safetensors import Count, ForeignNames, Reading, count_for_nobody, fill_from_safetensors
-from pagefleet_engine.loader.sharded import OwnShard, kept_alone, shard_files
+from pagefleet_engine.loader.sharded import OwnShard, check_whole, kept_alone, shard_files
 from pagefleet_engine.loader.weight_map import Destination, weight_map
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.model import Model, build_model
@@ -137,6 +137,7 @@ def _files(folder: Path, form: LoadFormat | OwnShard) -> Iterator[Sequence[Tenso
         with streamed_files(folder) as files:
             yield files
     else:
+        check_whole(folder)
         yield None
 
 

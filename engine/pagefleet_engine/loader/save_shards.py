@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from pagefleet_engine.config import EngineConfig
 from pagefleet_engine.errors import ConfigError
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.load import checkpoint_dtype, foreign_names
+from pagefleet_engine.loader.new_folder import new_folder
 from pagefleet_engine.loader.readers import HostReader
 from pagefleet_engine.loader.safetensors import Reading, fill_from_safetensors
 from pagefleet_engine.loader.sharded import FACTS, FILE, Shards
@@ -35,32 +37,36 @@ def save_shards(config: EngineConfig, arch: ModelArch, folder: Path, out: Path, 
         config: of the engine; its `load_format` does not count.
         arch: of the model.
         folder: of the model.
-        out: a folder that is made, or is empty.
+        out: as `new_folder` has it.
         file_bytes: after which another file is begun; so much memory is needed, and a tensor more.
 
     Raises:
-        ConfigError: `out` holds something, or such weights cannot be saved so.
+        ConfigError: `out` holds something or cannot be written, or such weights cannot be saved so.
         ModelLoadError: the model cannot be read.
     """
     parallel = config.parallel
     if arch.quantization is not None or parallel.enable_expert_parallel:
         what = "whole experts on ranks" if arch.quantization is None else "a quantized checkpoint"
         raise ConfigError(f"{what}: this is not saved in shards; load the model as it is")
-    out.mkdir(parents=True, exist_ok=True)
-    if any(out.iterdir()):
-        raise ConfigError(f"{out} is not empty: give a new folder")
     dtype = checkpoint_dtype(config.model.dtype, arch.dtype)
-    for stage, layers in enumerate(arch.stage_layers(parallel)):
-        for tensor in range(parallel.tensor_parallel_size):
-            seat = _Seat(parallel.tensor_parallel_size, tensor)
-            own = None if parallel.pipeline_parallel_size == 1 else layers
-            place = Placement(dtype, torch.device("cpu"), use_kernels=False, tensor=seat, layers=own)
-            files = _Files(out, stage * parallel.tensor_parallel_size + tensor)
-            _save_rank(folder, arch, place, files.write, file_bytes)
-    for file in sorted(folder.iterdir()):
-        if file.suffix in _COPIED and not file.name.startswith(".") and not file.name.endswith(_INDEX):
-            shutil.copyfile(file, out / file.name)
-    (out / FACTS).write_bytes(msgspec.json.encode(Shards.of(parallel)))
+    places = [
+        Placement(
+            dtype,
+            torch.device("cpu"),
+            use_kernels=False,
+            tensor=_Seat(parallel.tensor_parallel_size, tensor),
+            layers=None if parallel.pipeline_parallel_size == 1 else layers,
+        )
+        for layers in arch.stage_layers(parallel)
+        for tensor in range(parallel.tensor_parallel_size)
+    ]
+    with new_folder(out, sum(_num_bytes(_destinations(arch, place)) for place in places)) as scratch:
+        for rank, place in enumerate(places):
+            _save_rank(folder, arch, place, _Files(scratch, rank).write, file_bytes)
+        for file in sorted(folder.iterdir()):
+            if file.suffix in _COPIED and not file.name.startswith(".") and not file.name.endswith(_INDEX):
+                shutil.copyfile(file, scratch / file.name)
+        (scratch / FACTS).write_bytes(msgspec.json.encode(Shards.of(parallel)))
 
 
 class _Seat(Alone):
@@ -82,10 +88,18 @@ class _Files:
         self._num += 1
 
 
+def _destinations(arch: ModelArch, place: Placement) -> dict[str, Destination]:
+    return weight_map(build_model(arch, place).weights())
+
+
+def _num_bytes(destinations: Mapping[str, Destination]) -> int:
+    return sum(math.prod(one.own_shape) * one.weight.dtype.itemsize for one in destinations.values())
+
+
 def _save_rank(
     folder: Path, arch: ModelArch, place: Placement, write: Callable[[dict[str, Tensor]], None], file_bytes: int
 ) -> None:
-    destinations = weight_map(build_model(arch, place).weights())
+    destinations = _destinations(arch, place)
     collector = Collector(destinations, write, file_bytes)
     names = foreign_names(arch, place)
     fill_from_safetensors(

@@ -52,12 +52,11 @@ def shard_files(folder: Path, own: OwnShard) -> list[Path]:
     Raises:
         ModelLoadError: the folder is not for such ranks, or not whole.
     """
-    try:
-        saved = msgspec.json.decode((folder / FACTS).read_bytes(), type=Shards)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+    saved = _saved_for(folder)
+    if saved is None:
         raise ModelLoadError(
             f"{folder} has no {FACTS}: it was not written by LLM(...).save_sharded_state(), or not to its end"
-        ) from None
+        )
     if saved != own.shards:
         layers = "" if saved.pipeline_layers is None else f" with pipeline_layers {saved.pipeline_layers}"
         raise ModelLoadError(
@@ -68,6 +67,27 @@ def shard_files(folder: Path, own: OwnShard) -> list[Path]:
     if not found:
         raise ModelLoadError(f"{folder} has no {FILE.format(rank=own.rank, part=0)}: copy the folder again")
     return found
+
+
+def check_whole(folder: Path) -> None:
+    """Refuse a folder whose files have parts of tensors, where whole ones are read.
+
+    Raises:
+        ModelLoadError: it is one.
+    """
+    saved = _saved_for(folder)
+    if saved is not None and saved.tensor_parallel_size > 1:
+        raise ModelLoadError(
+            f"{folder} was saved by save_sharded_state() for tensor_parallel_size {saved.tensor_parallel_size}: give "
+            "this, and --load-format sharded_state"
+        )
+
+
+def _saved_for(folder: Path) -> Shards | None:
+    try:
+        return msgspec.json.decode((folder / FACTS).read_bytes(), type=Shards)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def kept_alone(destinations: Mapping[str, Destination]) -> dict[str, Destination]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pagefleet_download.errors import DownloadError
+from pagefleet_download.errors import DownloadError, StoreUnreachable
 from pagefleet_download.source import RemoteFile
 from pagefleet_download.weight_stream import WeightStream
 
@@ -22,14 +22,12 @@ class StreamedFile(SafetensorsHeader):
         """Reads the header.
 
         Raises:
-            ModelLoadError: the file is damaged, or cannot be read.
+            ModelLoadError: the file is damaged.
+            DownloadError: it cannot be read.
         """
         self._stream = stream
         self._file = file
-        try:
-            super().__init__(Path(file.name), file.size, self._read, "upload")
-        except DownloadError as error:
-            raise ModelLoadError(f"{file.name}: {error}") from error
+        super().__init__(Path(file.name), file.size, self._read, "upload")
 
     @contextmanager
     def opened(self) -> Iterator[StreamedFile]:
@@ -61,5 +59,7 @@ def streamed_files(folder: Path) -> Iterator[list[StreamedFile]]:
     try:
         with WeightStream(folder, os.environ) as stream:
             yield [StreamedFile(stream, file) for file in stream.files]
+    except StoreUnreachable as error:
+        raise ModelLoadError(f"{error}: check the address, network and proxy (HTTPS_PROXY), and start again") from error
     except DownloadError as error:
         raise ModelLoadError(str(error)) from error

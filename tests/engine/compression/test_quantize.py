@@ -282,7 +282,8 @@ def test_weights_that_are_no_numbers_are_refused(make_checkpoint: Make, tmp_path
 
 
 def test_a_folder_that_exists_is_not_touched(make_checkpoint: Make, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="exists: give a new folder"):
+    (tmp_path / "kept").touch()
+    with pytest.raises(ConfigError, match="exists and is no empty folder: give a new folder"):
         write(make_checkpoint("llama"), ROUNDED, tmp_path)
 
 
@@ -296,7 +297,7 @@ def test_a_full_disk_is_told_before_and_while_it_is_written(
 
     with monkeypatch.context() as patch:
         patch.setattr("pagefleet_engine.compression.writer.save_file", full)
-        assert "cannot be written (No space left on device): nothing is left" in refusal(folder, ROUNDED, tmp_path)
+        assert "cannot be written (No space left on device), and nothing is left" in refusal(folder, ROUNDED, tmp_path)
     with monkeypatch.context() as patch:
         usage = shutil.disk_usage(tmp_path)
         patch.setattr("shutil.disk_usage", lambda path: type(usage)(usage.total, usage.total, 1000))

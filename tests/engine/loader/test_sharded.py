@@ -18,13 +18,15 @@ from pagefleet_engine.loader.checkpoint import TensorFile
 from pagefleet_engine.loader.load import foreign_names
 from pagefleet_engine.loader.safetensors import Reading, fill_from_safetensors
 from pagefleet_engine.loader.save_shards import Collector, save_shards
-from pagefleet_engine.loader.sharded import OwnShard, Shards, kept_alone, shard_files
+from pagefleet_engine.loader.sharded import OwnShard, Shards, check_whole, kept_alone, shard_files
 from pagefleet_engine.loader.weight_map import weight_map
 from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.models.model import build_model
 from pagefleet_engine.ranks.group import Alone
 from pagefleet_engine.ranks.parallelism import Parallelism
 from pagefleet_protocol.sampling_params import SamplingParams
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.engine.ranks.test_tensor_ranks import Make
@@ -92,7 +94,7 @@ def test_an_engine_answers_from_it_as_from_the_checkpoint(tmp_path: Path) -> Non
     answers = []
     with LLM("builtin://tiny", **settings) as llm:
         llm.save_sharded_state(tmp_path / "out")
-        with pytest.raises(ConfigError, match="out is not empty: give a new folder"):
+        with pytest.raises(ConfigError, match="out exists and is no empty folder: give a new folder"):
             llm.save_sharded_state(tmp_path / "out")
     for model, load_format in (("builtin://tiny", "auto"), (str(tmp_path / "out"), "sharded_state")):
         with LLM(model, load_format=load_format, **settings) as llm:
@@ -124,9 +126,34 @@ def test_a_folder_is_for_the_ranks_that_it_was_saved_for(make_checkpoint: Make, 
     other = OwnShard(Shards(4, 1, None), 0)
     with pytest.raises(ModelLoadError, match="was saved for tensor_parallel_size 2 and pipeline_parallel_size 1: give"):
         shard_files(out, other)
+    with pytest.raises(ModelLoadError, match="for tensor_parallel_size 2: give this, and --load-format sharded_state"):
+        check_whole(out)
     (out / "model-rank-1-part-0.safetensors").unlink()
     with pytest.raises(ModelLoadError, match=r"has no model-rank-1-part-0\.safetensors: copy the folder again"):
         shard_files(out, OwnShard.of(two, two.part(1)))
     experts = replace(two, enable_expert_parallel=True)
     with pytest.raises(ConfigError, match="whole experts on ranks: this is not saved in shards"):
         save_shards(config_for(experts), read_arch(folder), folder, tmp_path / "more")
+
+
+def test_a_folder_is_saved_whole_or_not_at_all(
+    make_checkpoint: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, out, two = make_checkpoint("llama"), tmp_path / "out", Parallelism(tensor_parallel_size=2)
+    saved: list[Path] = []
+
+    def fills_up(tensors: dict[str, Tensor], path: Path, about: dict[str, str]) -> None:
+        if saved:
+            raise SafetensorError("I/O error: No space left on device (os error 28)")
+        save_file(tensors, path, about)
+        saved.append(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pagefleet_engine.loader.save_shards.save_file", fills_up)
+        with pytest.raises(ConfigError, match=r"out cannot be written \(I/O error: No space left .*nothing is left of"):
+            save_shards(config_for(two), read_arch(folder), folder, out)
+    assert [saved[0].name, *tmp_path.iterdir()] == ["model-rank-0-part-0.safetensors"]
+    out.mkdir()
+    save_shards(config_for(two), read_arch(folder), folder, out)
+    assert [*tmp_path.iterdir()] == [out]
+    assert {file.stat().st_mode & 0o777 for file in out.iterdir()} == {0o644}, "others serve what one has saved"
