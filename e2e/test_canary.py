@@ -36,14 +36,14 @@ def test_goes_on_by_itself_and_back_by_itself(
         async def until(words: str) -> None:
             await asyncio.to_thread(fleet.until, lambda: words in fleet.output)
 
-        async with Load(fleet.url, exchanges, askers=3, streamers=2, stream_tokens=40, pause_s=1.0) as good:
+        async with Load(fleet.url, exchanges, askers=3, streamers=2, stream_tokens=40, pause_s=0.3) as good:
             await good.progress()
             fleet.edit(engine={"args": [*ENGINE_ARGS, "--max-num-seqs", "8"]})
             await until("step 1 of 2: the new revision gets 20 % of the requests")
             await until("step 2 of 2: the new revision gets 50 % of the requests")
             await until("the new revision is no worse, and replaces the old one")
             await asyncio.to_thread(fleet.until, lambda: not first & set(engines(fleet)) and fleet.serves(2))
-        async with Load(fleet.url, exchanges, askers=3, streamers=2, stream_tokens=40, pause_s=1.0) as bad:
+        async with Load(fleet.url, exchanges, askers=3, streamers=2, stream_tokens=40, pause_s=0.3) as bad:
             await bad.progress()
             fleet.edit(engine={"args": [*ENGINE_ARGS, "--max-num-seqs", "8"], "maxModelLen": 16})
             await until("the new revision went back at step 1: ")
