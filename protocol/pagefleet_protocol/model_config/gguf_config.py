@@ -230,14 +230,13 @@ def kept_bytes(model: GgufModel) -> tuple[int, int]:
     for name, tensor in model.tensors.items():
         count, kind = math.prod(tensor.shape), tensor.type
         blocks, in_floats = count // kind.numbers, 2 * count
-        is_matrix = len(tensor.shape) > 1 and name != _POSITIONS
-        if not kind.bits or not is_matrix:
-            on_cpu += in_floats
-        elif name in _TABLES:
-            on_cpu += blocks * kind.num_bytes
-        else:
-            on_cpu += blocks * kind.cpu_bytes
+        is_table = name in _TABLES
+        is_matrix = len(tensor.shape) > 1 and not is_table and name != _POSITIONS
+        as_table, as_matrix = (
+            (blocks * kind.num_bytes, blocks * kind.cpu_bytes) if kind.bits else (in_floats, in_floats)
+        )
+        on_cpu += as_table if is_table else as_matrix if is_matrix else in_floats
+        on_gpu += blocks * kind.gpu_bytes if is_matrix and kind.on_gpu else in_floats
         if name == _EMBEDDING and is_tied(model):
-            on_cpu += blocks * kind.cpu_bytes if kind.bits else in_floats
-        on_gpu += blocks * kind.gpu_bytes if is_matrix and kind.on_gpu and name not in _TABLES else in_floats
+            on_cpu += as_matrix
     return on_cpu, on_gpu
