@@ -452,6 +452,8 @@ int main(int count, char **names) {
                     try_attention(set, is_bf16, held, 64, 0, 0, false, group);
                     try_attention(set, is_bf16, held, 40, 100, 5, true, group);
                 }
+            try_attention(set, is_bf16, PAGES_PLAIN, 576, 0, 0, false, 16);  // as wide as latents, and of as many heads
+            try_attention(set, is_bf16, PAGES_PLAIN, 40, 0, 0, false, 100);
             try_layers(set, is_bf16);
         }
         printf("%s ", set->name);
