@@ -32,6 +32,9 @@ from pagefleet_engine.attention.torch_backend import TorchAttentionStep, TorchBa
 from pagefleet_engine.attention.torch_latents import is_absorbed
 from pagefleet_engine.core.kv_groups import KVGroups
 
+_MOST_ABSORBED = 2.0
+"""Times the products of keys made by torch; up to so many compiled kernels are done sooner, as they gather nothing."""
+
 
 def takes_pool(layout: KVLayout, dtype: torch.dtype) -> bool:
     """Whether the kernels read such pages: keys and values, or latents, in float32, bfloat16, e4m3 or e5m2."""
@@ -105,15 +108,15 @@ class NativeAttentionStep:
             self._runs = self._rows_alike(q_TNH.shape[2], maps)
         outs = []
         for run in self._runs:
-            outs.append((run.step or self)._attend_alike(spec, maps, q_TNH[run.tokens], run.is_absorbed))
+            outs.append((run.step or self)._attend_alike(spec, maps, q_TNH[run.tokens], run.absorbed))
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
     def _rows_alike(self, head_dim: int, maps: LatentMaps) -> list[_Run]:
         batch = self._batch
         if batch.query_lens is None or batch.seq_lens is None:
-            return [_Run(None, slice(None), is_absorbed=True)]
+            return [_Run(None, slice(None), absorbed=True)]
         choices = [
-            queries == 1 or is_absorbed(queries, context, head_dim, maps)
+            queries == 1 or is_absorbed(queries, context, head_dim, maps, _MOST_ABSORBED)
             for queries, context in zip(batch.query_lens, batch.seq_lens, strict=True)
         ]
         if len(set(choices)) == 1:
@@ -126,8 +129,8 @@ class NativeAttentionStep:
             runs.append(_Run(NativeAttentionStep(self._backend, part), slice(tokens.start, tokens.stop), choice))
         return runs
 
-    def _attend_alike(self, spec: AttentionSpec, maps: LatentMaps, q_TNH: Tensor, is_absorbed: bool) -> Tensor:
-        if not is_absorbed:
+    def _attend_alike(self, spec: AttentionSpec, maps: LatentMaps, q_TNH: Tensor, absorbed: bool) -> Tensor:
+        if not absorbed:
             return self._make_keys(spec, maps, q_TNH)
         sums_TNW = self._walk(spec, maps.absorb(q_TNH).transpose(0, 1))
         return maps.values(sums_TNW[..., : maps.rank].transpose(0, 1))
@@ -166,4 +169,4 @@ class _Run:
     step: NativeAttentionStep | None
     """None: they are all of the step's."""
     tokens: slice
-    is_absorbed: bool
+    absorbed: bool

@@ -32,11 +32,11 @@ def attend_latents(
     return _attend_made(group, latents_SCW, q_XNH, spec, maps)
 
 
-def is_absorbed(query_len: int, context: int, head_dim: int, maps: LatentMaps) -> bool:
-    """Whether a head's products are fewer in the latents' space."""
+def is_absorbed(query_len: int, context: int, head_dim: int, maps: LatentMaps, most: float = 1.0) -> bool:
+    """Whether a head's products in the latents' space are fewer than `most` times those with keys and values made."""
     widths = maps.rank * (maps.nope_dim + maps.value_dim)
     absorbed = query_len * (widths + context * (2 * maps.rank + head_dim - maps.nope_dim))
-    return absorbed < context * (widths + query_len * (head_dim + maps.value_dim))
+    return absorbed < most * context * (widths + query_len * (head_dim + maps.value_dim))
 
 
 def _attend_absorbed(

@@ -22,7 +22,9 @@ DTYPES = (torch.float32, torch.bfloat16)
 CODES = {FP8: 1, E5M2: 2}
 """Of pages that hold numbers over a scale, as `PAGES_` of kernels.h."""
 MAX_HEAD_DIM = 512
+"""Numbers of a key."""
 MAX_LATENT_DIM = 1024
+"""Of what is kept of a token, where that is key and value in one."""
 
 _WRITES_PER_THREAD = 1 << 15
 """Numbers of keys that one thread writes sooner than another wakes."""
