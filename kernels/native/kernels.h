@@ -15,7 +15,7 @@ extern "C" {
 enum { PAGES_PLAIN, PAGES_E4M3, PAGES_E5M2 };
 
 // How a layer attends, and where its pages are: keys and values [num_blocks, K, block_size, H], equal strides, the last
-// two axes contiguous.
+// two axes contiguous; the same pages where a latent is both.
 struct Layer {
     const void *keys, *values;
     int64_t block_stride, head_stride;

@@ -108,14 +108,14 @@ template <class T>
 void write(const Layer *layer, const T *k, const T *v, int64_t k_token, int64_t k_head, int64_t v_token, int64_t v_head,
            const int64_t *slots, int32_t num_tokens, int32_t threads) {
     in_slots(layer, slots, num_tokens, threads, [&](int t, int h, int64_t at) {
-        const T *key = k + t * k_token + h * k_head, *value = v + t * v_token + h * v_head;
-        if (layer->pages == PAGES_PLAIN) {
-            memcpy((T *)layer->keys + at, key, layer->head_dim * sizeof(T));
-            memcpy((T *)layer->values + at, value, layer->head_dim * sizeof(T));
-        } else {
-            write_codes(key, (uint8_t *)layer->keys + at, layer->head_dim, layer->k_scale, layer->pages);
-            write_codes(value, (uint8_t *)layer->values + at, layer->head_dim, layer->v_scale, layer->pages);
-        }
+        auto put = [&](const T *from, const void *pages, float scale) {
+            if (layer->pages == PAGES_PLAIN)
+                memcpy((T *)pages + at, from, layer->head_dim * sizeof(T));
+            else
+                write_codes(from, (uint8_t *)pages + at, layer->head_dim, scale, layer->pages);
+        };
+        put(k + t * k_token + h * k_head, layer->keys, layer->k_scale);
+        if (layer->values != layer->keys) put(v + t * v_token + h * v_head, layer->values, layer->v_scale);
     });
 }
 

@@ -90,7 +90,7 @@ class NativeAttentionStep:
         """See `AttentionStep.write`."""
         group, _ = self._backend.places[spec.layer]
         pages, slots_T = self._backend.pages_of(spec, k_TKH.dtype), self._batch.slot_mappings[group]
-        v_TKH = k_TKH if v_TKH is None else v_TKH  # of latents, which are written once more where they are
+        v_TKH = k_TKH if v_TKH is None else v_TKH  # latents are both, and written once
         write_pages(self._backend.library, pages, k_TKH, v_TKH, slots_T, self._num_threads)
 
     def pages(self, spec: AttentionSpec) -> Pages:
