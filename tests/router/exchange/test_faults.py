@@ -277,7 +277,7 @@ def test_an_engine_that_alone_blames_the_requests_is_ejected(tmp_path: Path) -> 
         assert [engine.state for engine in f.router.table.snapshot.engines] == ["ejected", "ready"]
         assert len(f.engines[0].seen) == 5
 
-    run(tmp_path, check, OWN, whole())
+    run(tmp_path, check, OWN, whole(), policy="round-robin")  # ties at random might ask the first less than five times
 
 
 def test_not_more_than_half_is_ejected(tmp_path: Path) -> None:
