@@ -1,4 +1,4 @@
-"""An OpenAI server whose speed depends on two of its flags, as a program: over its rate, answers come late.
+"""An OpenAI server that refuses requests over its rate, as a program; with too many seats it does not start.
 
 `python -m tests.fakes.tuned_server MODEL --max-num-batched-tokens=N --max-num-seqs=N --port N`
 """
@@ -10,23 +10,15 @@ import asyncio
 import collections
 import contextlib
 import json
-import math
 import sys
 
-TOKENS, SEATS = (512, 1024, 2048, 4096), (32, 64, 128, 256)
-BEST = (1024, 128)
-SLO_S = 0.05
+TOO_MANY_SEATS = 256
+_RATE = 300.0
 _WINDOW = 16
 """Arrivals that the server judges its load by: a load of a fraction of a second shows what one of a minute would."""
 
 
-def rate_of(tokens: int, seats: int) -> float:
-    """Requests per second that are answered in time: most at BEST, least where both flags are off to the same side."""
-    x, y = math.log2(tokens / BEST[0]), math.log2(seats / BEST[1])
-    return 320.0 * math.exp(-0.18 * (x * x + y * y + 0.6 * x * y))
-
-
-async def serve(port: int, rate: float) -> None:
+async def serve(port: int) -> None:
     """Answer until ended."""
     arrivals: collections.deque[float] = collections.deque(maxlen=_WINDOW)
     now = asyncio.get_running_loop().time
@@ -43,8 +35,10 @@ async def serve(port: int, rate: float) -> None:
                     continue
                 arrivals.append(now())
                 took = arrivals[-1] - arrivals[0]
-                late = len(arrivals) == _WINDOW and (_WINDOW - 1) / max(took, 1e-9) > rate
-                await asyncio.sleep(2 * SLO_S if late else SLO_S / 5)
+                if len(arrivals) == _WINDOW and (_WINDOW - 1) / max(took, 1e-9) > _RATE:
+                    writer.write(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n")
+                    continue
+                await asyncio.sleep(0.01)
                 kind = b"content-type: text/event-stream"
                 body = b'data: {"choices": [{"text": "a"}]}\n\ndata: [DONE]\n\n'
                 writer.write(b"HTTP/1.1 200 OK\r\n%s\r\ncontent-length: %d\r\n\r\n%s" % (kind, len(body), body))
@@ -59,6 +53,6 @@ if __name__ == "__main__":
     for name in ("max-num-batched-tokens", "max-num-seqs", "port"):
         parser.add_argument(f"--{name}", type=int)
     given = parser.parse_args()
-    if given.max_num_seqs == max(SEATS) and given.max_num_batched_tokens == max(TOKENS):
-        sys.exit("out of memory: give less")
-    asyncio.run(serve(given.port, rate_of(given.max_num_batched_tokens, given.max_num_seqs)))
+    if given.max_num_seqs == TOO_MANY_SEATS:
+        sys.exit("first line\nout of memory: give less")
+    asyncio.run(serve(given.port))

@@ -1,9 +1,10 @@
-"""`pagefleet bench tune` against a server whose best settings are known."""
+"""`pagefleet bench tune` where the best settings are known."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 import shlex
 import sys
 from pathlib import Path
@@ -14,25 +15,40 @@ from pagefleet_engine.bench import tune
 from pagefleet_engine.bench.cli import main
 from pagefleet_engine.bench.tune import highest_rate, parse_axis
 
-from tests.fakes.tuned_server import SEATS, SLO_S, TOKENS, rate_of
+from tests.fakes.tuned_server import TOO_MANY_SEATS
 
 FAKE = f"{shlex.quote(sys.executable)} -m tests.fakes.tuned_server"
+TOKENS, SEATS = (512, 1024, 2048, 4096), (32, 64, 128, 256)
+ASKED = ["tune", "builtin://tiny", "--slo-ttft-ms=60000", "--slo-itl-ms=60000", f"--server-command={FAKE}"]
+LOAD = ["--load-seconds=0.15", "--burstiness=1000", "--input-len=4", "--output-len=2"]
 TUNE = [
-    "tune", "builtin://tiny", f"--slo-ttft-ms={SLO_S * 1e3}", f"--slo-itl-ms={SLO_S * 1e3}", f"--server-command={FAKE}",
-    "--load-seconds=0.15", "--burstiness=1000", "--input-len=4", "--output-len=2",
-    f"--tune=max_num_batched_tokens={','.join(map(str, TOKENS))}", f"--tune=max-num-seqs={','.join(map(str, SEATS))}",
+    *ASKED, f"--tune=max_num_batched_tokens={','.join(map(str, TOKENS))}",
+    f"--tune=max-num-seqs={','.join(map(str, SEATS))}",
 ]  # fmt: skip
 
 
-def test_it_finds_the_settings_with_the_most_goodput(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def rate_of(tokens: int, seats: int) -> float:
+    """Requests per second that a server keeps its promise at; none where both are most, where it does not start."""
+    x, y = math.log2(tokens / 1024), math.log2(seats / 128)
+    starts = (tokens, seats) != (TOKENS[-1], SEATS[-1])
+    return 320.0 * math.exp(-0.18 * (x * x + y * y + 0.6 * x * y)) if starts else 0.0
+
+
+def test_it_finds_the_settings_with_the_most_goodput(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(arguments: object, server: object, settings: dict[str, Any], best_rate: float) -> tune.Trial:
+        limit = rate_of(settings["max_num_batched_tokens"], settings["max_num_seqs"])
+        return tune.Trial(settings, highest_rate(lambda rate: rate <= limit, best_rate or 100.0, best_rate), 3)
+
+    monkeypatch.setattr(tune, "_measure", measure)
     written = tmp_path / "report.json"
     assert main([*TUNE, f"--json={written}"]) == 0
     report: dict[str, Any] = json.loads(written.read_text())
     figures, rows = report["figures"], report["rows"]
     best = figures["best"]
     optimum = max(itertools.starmap(rate_of, itertools.product(TOKENS, SEATS)))
-    # test_settings_search holds the 3 %; on a machine with other work these servers are slower than they pretend.
-    assert rate_of(best["max_num_batched_tokens"], best["max_num_seqs"]) >= 0.8 * optimum
+    assert rate_of(best["max_num_batched_tokens"], best["max_num_seqs"]) >= 0.97 * optimum
     assert figures["trials"] == len(rows) <= 12
     asked = f"--max-num-batched-tokens={best['max_num_batched_tokens']} --max-num-seqs={best['max_num_seqs']}"
     assert figures["command"] == f"{FAKE} builtin://tiny {asked}"
@@ -45,16 +61,8 @@ def test_a_server_that_does_not_start_is_a_trial_without_goodput(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written = tmp_path / "report.json"
-    corner = ["--tune=max_num_batched_tokens=2048,4096", "--tune=max_num_seqs=256,512", "--max-trials=2"]
-    fake = tmp_path / "server.py"
-    fake.write_text(
-        "import sys\n"
-        "if '--max-num-seqs=256' in sys.argv: sys.exit('first line\\nout of memory: give less')\n"
-        "sys.argv = [one.replace('=512', '=128') for one in sys.argv]\n"
-        "import runpy; runpy.run_module('tests.fakes.tuned_server', run_name='__main__')\n"
-    )
-    command = f"--server-command=env PYTHONPATH={Path.cwd()} {shlex.quote(sys.executable)} {fake}"
-    assert main([*TUNE[:4], command, *TUNE[5:9], *corner, f"--json={written}"]) == 0
+    corner = ["--tune=max_num_batched_tokens=2048,4096", f"--tune=max_num_seqs={TOO_MANY_SEATS},512", "--max-trials=2"]
+    assert main([*ASKED, *LOAD, *corner, f"--json={written}"]) == 0
     report = json.loads(written.read_text())
     first = report["rows"][0]
     assert (first["goodput_requests_per_s"], first["failure"]) == (0.0, "out of memory: give less")
@@ -82,7 +90,7 @@ def test_interrupted_it_reports_the_best_so_far(
 
 
 def test_a_promise_that_no_server_keeps_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*TUNE, "--slo-ttft-ms=0.001", "--max-trials=1"]) == 2
+    assert main([*ASKED, *LOAD, "--tune=max_num_seqs=64,128", "--slo-ttft-ms=0.001", "--max-trials=1"]) == 2
     assert "a request alone breaks the promise: TTFT" in capsys.readouterr().err
 
 
