@@ -397,31 +397,30 @@ template <class T> struct Tile {
     }
 
     // A part's result of head h of the tile: its sums, then the maxima, then the totals.
-    float *part(float *partials, int slot, int h) {
-        int all = tile_queries(layer->group) * layer->group;
-        return partials + ((int64_t)slot * layer->kv_heads + head + h) * all * (room.width + 2);
+    float *part(const Plan *plan, int slot, int h) {
+        return plan->partials + ((int64_t)slot * layer->kv_heads + head + h) * plan->part;
     }
 
-    void leave(float *partials) {
+    void leave(const Plan *plan) {
         for (int h = 0; h < heads; h++) {
-            float *to = part(partials, task.slot, h);
+            float *to = part(plan, task.slot, h);
             memcpy(to, floats(room.sums) + h * rows * room.width, sizeof(float) * rows * room.width);
             memcpy(to + rows * room.width, floats(room.top) + h * rows, sizeof(float) * rows);
             memcpy(to + rows * room.width + rows, floats(room.total) + h * rows, sizeof(float) * rows);
         }
     }
 
-    void gather(float *partials) {
+    void gather(const Plan *plan) {
         in_rows([&](int h, int r, int all) {
             float top = lowest(), total = 0.0f;
             for (int i = 0; i < task.num_parts; i++) {
-                float one = part(partials, task.first_slot + i, h)[rows * room.width + r];
+                float one = part(plan, task.first_slot + i, h)[rows * room.width + r];
                 top = one > top ? one : top;
             }
             float base = top == lowest() ? 0.0f : top, *sums = floats(room.sums) + all * room.width;
             memset(sums, 0, sizeof(float) * room.width);
             for (int i = 0; i < task.num_parts; i++) {
-                const float *from = part(partials, task.first_slot + i, h), *ends = from + rows * room.width;
+                const float *from = part(plan, task.first_slot + i, h), *ends = from + rows * room.width;
                 float kept = ends[r] == lowest() ? (ends[rows + r] == 0.0f ? 0.0f : 1.0f)  // 1: no number, to be kept
                                                  : exp2_of(splat(ends[r] - base))[0];
                 for (int at = 0; at < room.width; at += LANES)
@@ -475,11 +474,11 @@ void attend_tasks(Work<T> work, const void *q, int64_t q_token, int64_t q_head, 
         tile.begin(q, q_token, q_head);
         tile.run(work.by_tiles, find_more);
         if (task.slot >= 0) {
-            tile.leave(work.plan->partials);
+            tile.leave(work.plan);
             int32_t *counter = work.plan->counters + task.tile * work.layer->kv_heads + tile.head;
             if (__atomic_add_fetch(counter, 1, __ATOMIC_ACQ_REL) < task.num_parts) continue;
             *counter = 0;
-            tile.gather(work.plan->partials);
+            tile.gather(work.plan);
         }
         tile.finish(out);
     }
@@ -508,8 +507,8 @@ int32_t NAMED(room, ISA)(const Layer *layer) {
     return rounded_up(room.rest, 16);
 }
 
-int32_t NAMED(part, ISA)(const Layer *layer) {
-    return tile_queries(layer->group) * layer->group * (rounded_up(layer->head_dim, LANES) + 2);
+int32_t NAMED(part, ISA)(const Layer *layer, int32_t queries) {
+    return queries * layer->group * (rounded_up(layer->head_dim, LANES) + 2);
 }
 
 void NAMED(attend, ISA)(const Layer *layer, const Step *step, const Plan *plan, const void *q, int64_t q_token,

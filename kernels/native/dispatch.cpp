@@ -18,7 +18,7 @@
 
 #define DECLARE(isa)                                                                                                   \
     int32_t room_##isa(const Layer *);                                                                                 \
-    int32_t part_##isa(const Layer *);                                                                                 \
+    int32_t part_##isa(const Layer *, int32_t);                                                                        \
     int64_t experts_room_##isa(const Experts *, int32_t);                                                              \
     int64_t dense_bytes_##isa(const Dense *);                                                                          \
     void lay_out_dense_##isa(const Dense *, const void *, int64_t, void *, int32_t);                                   \
@@ -133,7 +133,7 @@ const int64_t WORTH_A_THREAD = 1 << 13;
 
 extern "C" {
 
-int32_t abi_version() { return 14; }
+int32_t abi_version() { return 15; }
 int32_t most_experts() { return MOST_EXPERTS; }
 int32_t parts_per_thread() { return PARTS_PER_THREAD; }
 
@@ -147,7 +147,7 @@ const InstructionSet *instruction_set(int32_t nth) {
 // The tasks of a step for layers that see as far as `window` and `chunk` say. Without a plan it only counts.
 PlanSize plan_attention(const Step *step, int32_t group, int32_t kv_heads, int32_t window, int32_t chunk,
                         int32_t threads, Plan *plan) {
-    PlanSize size = {0, 0, 0, threads};
+    PlanSize size = {0, 0, 0, threads, 0};
     int tile = tile_queries(group), together = heads_together(group, kv_heads);
     int64_t longest = 0;  // that a task may take
     for (int pass = 0; pass < 2; pass++) {  // first the cost of all, then the tasks
@@ -183,6 +183,7 @@ PlanSize plan_attention(const Step *step, int32_t group, int32_t kv_heads, int32
                 if (num_parts > 1) {
                     size.slots += num_parts;
                     size.tiles++;
+                    if (count > size.queries) size.queries = count;
                 }
             }
         }

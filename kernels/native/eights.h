@@ -50,11 +50,11 @@ template <class T> INLINE void store_codes(T *p, vf x, int count) {
     const float LAST_PLACE = (float)(1 << (24 - T::BIAS - T::FRACTION));  // its own is that of the smallest numbers
     vf size = (vf)((vi)x & 0x7fffffff);
     size = choose(size > T::LARGEST, splat(T::LARGEST), size);
-    vi bits = (vi)size;
-    vi normal = ((bits + ((1 << (CUT - 1)) - 1) + (bits >> CUT & 1)) >> CUT) - ((127 - T::BIAS) << T::FRACTION);
+    vu bits = (vu)size;
+    vu normal = ((bits + ((1u << (CUT - 1)) - 1) + (bits >> CUT & 1u)) >> CUT) - ((127u - T::BIAS) << T::FRACTION);
     vi small = (vi)(size + LAST_PLACE) - (vi)splat(LAST_PLACE);
-    vi is_small = bits < (128 - T::BIAS) << 23, is_none = x != x;
-    vi code = (small & is_small) | (normal & ~is_small);
+    vi is_small = (vi)bits < (128 - T::BIAS) << 23, is_none = x != x;
+    vi code = (small & is_small) | ((vi)normal & ~is_small);
     code = (code & ~is_none) | (is_none & 0x7f) | (((vi)x >> 24) & 0x80);
     for (int i = 0; i < LANES && i < count; i++) p[i].code = (uint8_t)code[i];
 }

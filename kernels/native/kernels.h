@@ -48,8 +48,9 @@ struct Task {
 struct Plan {
     Task *tasks;
     int32_t num_tasks, threads;
-    float *partials;    // see `part`, for each slot and key head
+    float *partials;    // `part` of them for each slot and key head
     int32_t *counters;  // zeros, for each tile that is cut and key head; left as zeros
+    int64_t part;
 };
 
 // [T, heads, width], the last axis contiguous; weights of head h are `weight_stride` times h further on.
@@ -70,6 +71,7 @@ struct Rotation {
 struct PlanSize {
     int32_t tasks, slots, tiles;
     int32_t threads;  // that are worth their waking
+    int32_t queries;  // most of a tile that is cut
 };
 
 // How gate and up are joined; see `Gate` in expert_gates.py.
@@ -169,7 +171,7 @@ const int OWN_ROOM = 1 << 15;  // bytes of products that take memory of their ow
 struct InstructionSet {
     const char *name;
     int32_t (*room)(const Layer *);
-    int32_t (*part)(const Layer *);
+    int32_t (*part)(const Layer *, int32_t);  // numbers of a result of so many queries
     void (*attend)(const Layer *, const Step *, const Plan *, const void *, int64_t, int64_t, void *, uint32_t *,
                    int64_t);
     int64_t (*experts_room)(const Experts *, int32_t);

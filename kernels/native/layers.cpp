@@ -2,9 +2,6 @@
 #include "eights.h"
 #include "kernels.h"
 
-#define NAMED_(name, isa) name##_##isa
-#define NAMED(name, isa) NAMED_(name, isa)
-
 namespace {
 
 const int LONGEST_HEAD = 1024;

@@ -373,9 +373,10 @@ static void try_attention(const InstructionSet *set, bool is_bf16, int held, int
     Step step = {starts.data(), lens.data(), tables.data(), num_blocks, 2};
     PlanSize size = plan_attention(&step, group, kv_heads, window, 0, 2, nullptr);
     vector<Task> tasks(size.tasks);
-    vector<float> partials(size.slots * kv_heads * set->part(&layer));
+    int32_t part = set->part(&layer, size.queries);
+    vector<float> partials(size.slots * kv_heads * part);
     vector<int32_t> counters(size.tiles * kv_heads);
-    Plan plan = {tasks.data(), 0, 0, partials.data(), counters.data()};
+    Plan plan = {tasks.data(), 0, 0, partials.data(), counters.data(), part};
     plan_attention(&step, group, kv_heads, window, 0, 2, &plan);
     Floats q(random.many(starts[2] * heads * head_dim), is_bf16), out(vector<float>(q.plain.size()), is_bf16);
     vector<uint32_t> memory(set->room(&layer) * size.threads);

@@ -36,10 +36,11 @@ _MOST_ABSORBED = 2.0
 """Times the products of keys made by torch; up to so many compiled kernels are done sooner, as they gather nothing."""
 
 
-def takes_pool(layout: KVLayout, dtype: torch.dtype) -> bool:
-    """Whether the kernels read such pages: keys and values, or latents, in float32, bfloat16, e4m3 or e5m2."""
+def takes_pool(layout: KVLayout, kept: torch.dtype, computed: torch.dtype) -> bool:
+    """Whether the kernels read such pages: keys and values, or latents, in e4m3, e5m2 or the type that is computed in,
+    float32 or bfloat16."""
     largest = MAX_HEAD_DIM if layout.vectors == 2 else MAX_LATENT_DIM
-    return (dtype in DTYPES or dtype in CODES) and layout.head_dim <= largest
+    return computed in DTYPES and (kept == computed or kept in CODES) and layout.head_dim <= largest
 
 
 class NativeBackend:
@@ -53,7 +54,7 @@ class NativeBackend:
         self.places = [groups.place(layer) for layer in range(sum(len(group.layers) for group in groups.groups))]
         self._num_kv_heads = layout.num_kv_heads
         self.by_torch = TorchBackend(pool, layout, groups) if layout.vectors == 1 else None
-        """For prompts over latents."""
+        """For long prompts over latents."""
         self._pages: dict[tuple[int, int | None], tuple[AttentionSpec, LayerPages]] = {}
 
     def begin(self, batch: BatchGeometry) -> NativeAttentionStep:

@@ -363,13 +363,14 @@ def _import_ahead() -> _Told | None:
     line = sys.stdin.buffer.readline()
     if not line:
         return None
-    told: Future[_Told | None] = Future()
+    told: Future[_Told] = Future()
 
     def listen() -> None:
         try:
             found = _wait_for_start()
-            if found is not None:
-                found.progress.loading("imports", 0, 0)
+            if found is None:  # at once, whatever is being imported
+                os._exit(0)
+            found.progress.loading("imports", 0, 0)
             told.set_result(found)
         except BaseException as error:  # the other thread's to raise
             told.set_exception(error)
@@ -379,7 +380,7 @@ def _import_ahead() -> _Told | None:
         _import(msgspec.json.decode(line, type=EngineConfig), StartupTimes())
     is_late = told.done()
     found = told.result()
-    if found is not None and is_late:
+    if is_late:
         found.times.include({"imports": found.times.total})
     return found
 

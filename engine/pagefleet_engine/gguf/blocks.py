@@ -42,7 +42,7 @@ class BlockType(GgufKind):
         """Fill `out`, of B * N numbers in any shape, from uint8 [B, bytes]; on a CPU by `native` where it can."""
         if native is not None and self.name in NATIVE_KINDS and out.dtype in DTYPES and out.is_contiguous():
             decode_blocks(native, NATIVE_KINDS[self.name], blocks, out)
-        else:
+        elif len(blocks):  # without any torch does not know how they are cut
             out.copy_(self.decode(blocks).view(out.shape))
 
 

@@ -19,7 +19,8 @@ _log = logging.getLogger(__name__)
 
 MOST_ROWS = 128
 """A larger step computes for so long that Python between its kernels takes next to nothing of it."""
-_MEMORY = 256 << 20
+MEMORY = 1 << 30
+"""What processors of some 200 threads may need, of which others use little."""
 
 
 class RecordedForward:
@@ -32,7 +33,7 @@ class RecordedForward:
     def __init__(self, model: CausalModel, backend: NativeBackend) -> None:
         self._library = backend.library
         self._eager = EagerForward(model, backend)
-        self._memory = RecordingMemory(_MEMORY)
+        self._memory = RecordingMemory(MEMORY)
         self._recordings: dict[int, Recording | None] = {}
         """By number of rows; None: it cannot be recorded."""
 

@@ -193,7 +193,7 @@ class RunnerFactory:
                 raise ConfigError(
                     f"--attention-backend {setting} needs a GPU, and this engine runs on a CPU: leave it out"
                 )
-            if self._native is not None and takes_pool(layout, pool.dtype):
+            if self._native is not None and takes_pool(layout, pool.dtype, self._dtype):
                 return NativeBackend(pool, layout, self._groups, self._native)
             return TorchBackend(pool, layout, self._groups)
         if setting == "flash" or (setting == "auto" and architecture(self._device) in FLASH_IS_FASTER):

@@ -122,9 +122,10 @@ def plan_attention(
     arguments = (byref(step.step), layer.group, layer.kv_heads, rule.window or 0, rule.chunk or 0, num_threads)
     size = _most_tasks(library, step, num_threads) if any_lengths else library.plan_attention(*arguments, None)
     tasks = torch.empty((size.tasks, TASK_INTS), dtype=torch.int32)
-    partials = torch.empty(size.slots * layer.kv_heads * library.part(layer), dtype=torch.float32)
+    part = library.part(layer, size.queries)
+    partials = torch.empty(size.slots * layer.kv_heads * part, dtype=torch.float32)
     counters = torch.zeros(size.tiles * layer.kv_heads, dtype=torch.int32)
-    plan = Plan(tasks=tasks.data_ptr(), partials=partials.data_ptr(), counters=counters.data_ptr())
+    plan = Plan(tasks=tasks.data_ptr(), partials=partials.data_ptr(), counters=counters.data_ptr(), part=part)
     library.plan_attention(*arguments, byref(plan))
     memory = torch.empty((size.threads, library.room(layer)), dtype=torch.int32)
     return AttentionPlan(plan, memory, kept=(tasks, partials, counters))
@@ -133,7 +134,7 @@ def plan_attention(
 def _most_tasks(library: Library, step: PagedStep, num_threads: int) -> PlanSize:
     """Of any sequences of one query each: each has a task, and what is cut has no more tasks than threads are given."""
     most = step.step.num_seqs + 2 * library.parts_per_thread * num_threads
-    return PlanSize(tasks=most, slots=most, tiles=most, threads=num_threads)
+    return PlanSize(tasks=most, slots=most, tiles=most, threads=num_threads, queries=1)
 
 
 def attend(library: Library, pages: LayerPages, step: PagedStep, plan: AttentionPlan, q_TNH: Tensor) -> Tensor:

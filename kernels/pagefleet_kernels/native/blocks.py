@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 from contextlib import suppress
 from typing import NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -20,6 +21,9 @@ from pagefleet_kernels.native.quantized import MIDDLE, OFFSETS, STRIP, LaidOut
 _BYTES_PER_THREAD = 1 << 16
 """That one thread lays out sooner than another wakes."""
 _LARGE_PAGE = 2 << 20
+_MOST_MAPPED = 1 << 14
+"""Each takes two areas of memory, of which Linux lets a process have 65,530: without any left no thread starts."""
+_mapped = WeakSet[mmap.mmap]()
 
 
 class BlockKind(NamedTuple):
@@ -96,12 +100,13 @@ def lay_out_blocks(library: Library, kind: BlockKind, bytes_OJ: Tensor) -> LaidO
 def new_memory(num_bytes: int) -> Tensor:
     """uint8 [num_bytes], in large pages where the system has them: to find and clear small ones takes longer than to
     fill them."""
-    if num_bytes < _LARGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+    if num_bytes < _LARGE_PAGE or len(_mapped) >= _MOST_MAPPED or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(num_bytes, dtype=torch.uint8)
     # Only what lies at their places is in large pages. The last of them is whole where little of it is for nothing.
     whole = -(-num_bytes // _LARGE_PAGE) * _LARGE_PAGE
     used = whole if whole - num_bytes <= num_bytes // 8 else num_bytes
     memory = mmap.mmap(-1, used + _LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    _mapped.add(memory)
     start = -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % _LARGE_PAGE
     with suppress(OSError):  # a kernel without them
         memory.madvise(mmap.MADV_HUGEPAGE, start, used)

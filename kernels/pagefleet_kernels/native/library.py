@@ -14,7 +14,7 @@ import torch  # noqa: F401  brings the OpenMP that the library computes with: bo
 from pagefleet_kernels.errors import BackendUnavailableError
 
 LIBRARY = Path(__file__).with_name("libpagefleet_kernels.so")
-_ABI_VERSION = 14
+_ABI_VERSION = 15
 
 
 class Layer(Structure):
@@ -63,13 +63,20 @@ class Plan(Structure):
         ("threads", c_int32),
         ("partials", c_void_p),
         ("counters", c_void_p),
+        ("part", c_int64),
     )
 
 
 class PlanSize(Structure):
     """See kernels.h."""
 
-    _fields_ = (("tasks", c_int32), ("slots", c_int32), ("tiles", c_int32), ("threads", c_int32))
+    _fields_ = (
+        ("tasks", c_int32),
+        ("slots", c_int32),
+        ("tiles", c_int32),
+        ("threads", c_int32),
+        ("queries", c_int32),
+    )
 
 
 class Experts(Structure):
@@ -262,7 +269,7 @@ _EXPERTS, _QUANTIZED, _ROUTED = POINTER(Experts), POINTER(QuantizedExperts), POI
 _PACKED, _DENSE, _PRODUCT = POINTER(Packed), POINTER(Dense), POINTER(Product)
 FUNCTIONS: Mapping[str, Any] = {
     "room": CFUNCTYPE(c_int32, _LAYER),
-    "part": CFUNCTYPE(c_int32, _LAYER),
+    "part": CFUNCTYPE(c_int32, _LAYER, c_int32),
     "attend": CFUNCTYPE(None, _LAYER, _STEP, _PLAN, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64),
     "experts_room": CFUNCTYPE(c_int64, _EXPERTS, c_int32),
     "run_experts": CFUNCTYPE(None, _EXPERTS, _ROUTED, c_void_p, c_int32),

@@ -92,6 +92,15 @@ def test_several_cores_are_not_begun_ahead() -> None:
         assert child is None
 
 
+def test_one_whose_parent_goes_while_it_imports_ends_at_once(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("import time; time.sleep(3600)")
+    settings = msgspec.json.encode(EngineConfig(model=ModelConfig(model="m"))) + b"\n"
+    slow = os.environ | {"PYTHONPATH": str(tmp_path)}
+    command = [*CORE_COMMAND, "--ahead"]
+    done = subprocess.run(command, input=settings, capture_output=True, check=False, timeout=120, env=slow)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
 @pytest.mark.parametrize("arguments", [(), ("--ahead",)])
 def test_one_that_is_told_nothing_ends_quietly(arguments: tuple[str, ...]) -> None:
     done = subprocess.run([*CORE_COMMAND, *arguments], input=b"", capture_output=True, check=False, timeout=120)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from pagefleet_engine.gguf.blocks import BLOCK_TYPES, BY_NAME, BlockType
 from pagefleet_engine.layers.quantization.block_slots import packed_weights
 from pagefleet_kernels.errors import UnsupportedShapeError
-from pagefleet_kernels.native.blocks import KINDS, decode_blocks, lay_out_blocks
+from pagefleet_kernels.native import blocks as native_blocks
+from pagefleet_kernels.native.blocks import KINDS, decode_blocks, lay_out_blocks, new_memory
 from pagefleet_kernels.native.quantized import (
     MIDDLE,
     OFFSETS,
@@ -170,3 +171,12 @@ def test_what_is_no_whole_blocks_is_refused() -> None:
     for out in (torch.empty(64, dtype=torch.float16), torch.empty(63), torch.empty(2, 64)[:, ::2]):
         with pytest.raises(UnsupportedShapeError, match="are not read into"):
             decode_blocks(SETS[0], KINDS["Q8_0"], blocks, out)
+
+
+def test_large_pages_leave_areas_of_memory_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process may have so many; a model of many experts has more matrices than half of that."""
+    monkeypatch.setattr(native_blocks, "_MOST_MAPPED", len(native_blocks._mapped) + 2)
+    pieces = [new_memory(3 << 20) for _ in range(4)]
+    assert [piece.data_ptr() % (2 << 20) == 0 for piece in pieces] == [True, True, False, False]
+    del pieces
+    assert new_memory(3 << 20).data_ptr() % (2 << 20) == 0

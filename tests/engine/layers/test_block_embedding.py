@@ -43,10 +43,10 @@ def test_rows_are_those_of_the_numbers(name: str) -> None:
     ids_T.copy_(torch.tensor([1, 2, 3, 4]))
     assert torch.equal(recording.run(), rows_VD[ids_T])
     assert torch.equal(embedding(torch.arange(NUM_ROWS)), rows_VD)
+    assert embedding(torch.arange(0)).shape == (0, WIDTH)
 
 
 @torch.inference_mode()
 def test_rows_of_float32_are_scaled() -> None:
     embedding, rows_VD = embedding_of("Q4_K", torch.float32, scale=2.5)
     assert torch.equal(embedding(torch.arange(NUM_ROWS)), rows_VD * 2.5)
-    assert embedding(torch.arange(0)).shape == (0, WIDTH)

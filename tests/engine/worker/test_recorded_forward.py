@@ -11,7 +11,10 @@ import pytest
 import torch
 from pagefleet_engine import LLM, SamplingParams
 from pagefleet_engine.layers.embedding import Embedding
+from pagefleet_engine.worker.recorded_forward import MEMORY, MOST_ROWS
+from pagefleet_kernels.native.attention import LayerPages, PagedStep, plan_attention
 from pagefleet_kernels.native.recording import Recording
+from pagefleet_kernels.score_rule import ScoreRule
 
 from tests.fakes.native_kernels import native_libraries
 
@@ -74,6 +77,16 @@ def test_tokens_are_those_of_one_operation_after_another(
     assert tokens(folder, kv_cache_dtype=kv_cache_dtype) == expected
     assert len(runs) > 40, "most steps are runs of what was recorded"
     assert set(runs) == {1, 2, 3, 4, 5}
+
+
+@pytest.mark.parametrize(("heads", "head_dim"), [((32, 8), 128), ((32, 32), 128), ((128, 1), 576)])
+def test_attention_of_192_threads_leaves_room_for_a_layer(heads: tuple[int, int], head_dim: int) -> None:
+    (library, *_), (num_heads, kv_heads) = native_libraries(), heads
+    kept = torch.zeros(1, 1 if kv_heads == 1 else 2, kv_heads, 16, head_dim)
+    lens = torch.ones(MOST_ROWS, dtype=torch.int32)
+    step = PagedStep(torch.zeros(MOST_ROWS, 1, dtype=torch.int32), torch.arange(MOST_ROWS + 1, dtype=torch.int32), lens)
+    plan = plan_attention(library, LayerPages(kept, num_heads, ScoreRule(scale=1.0)), step, 192, any_lengths=True)
+    assert sum(tensor.nbytes for tensor in (*plan.kept, plan.memory)) < 0.8 * MEMORY
 
 
 def test_a_model_that_looks_at_its_numbers_runs_one_operation_after_another(

@@ -144,6 +144,15 @@ def test_the_executor_runs_plans_until_it_is_shut_down(folder: Path) -> None:
         executor.launch(plan_of("b", [5]))
 
 
+@pytest.mark.parametrize("kept", [CacheConfig(), CacheConfig(kv_cache_dtype="fp8")], ids=["auto", "fp8"])
+def test_float16_is_computed_over_keys_of_any_type(folder: Path, kept: CacheConfig) -> None:
+    """By torch, also where there are compiled kernels, which take none."""
+    config = make_config(folder, replace(kept, num_kv_blocks=20))
+    config = replace(config, model=replace(config.model, dtype="float16"))
+    (tokens,) = Worker(config, folder, llama_arch()).launch(plan_of("a", [5, 6, 7])).result().sampled
+    assert len(tokens) == 1
+
+
 def test_start_says_what_was_loaded_and_how_much_fits(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "pagefleet_engine"):
         worker = Worker(make_config(folder, CacheConfig(kv_cache_memory=2 * 1024**2)), folder, llama_arch())
