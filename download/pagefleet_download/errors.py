@@ -9,7 +9,7 @@ DownloadError
 ├── BadModel           the files are no model that pagefleet runs
 └── BadSettings        the command or the target folder cannot be used as given
 
-Interrupted is for inside: one attempt failed in a way that the next may not.
+Interrupted is for inside, with EndedEarly below it: one attempt failed in a way that the next may not.
 """
 
 from __future__ import annotations
@@ -77,6 +77,10 @@ class Interrupted(Exception):
     def __init__(self, message: str, retry_after: float | None = None) -> None:
         self.retry_after = retry_after
         super().__init__(message)
+
+
+class EndedEarly(Interrupted):
+    """A file ended before the size that its store lists, and nothing was cut on the way."""
 
 
 def said(error: Exception) -> str:

@@ -20,7 +20,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from pagefleet_protocol.version import VERSION
 from yarl import URL
 
-from pagefleet_download.errors import BadSettings, DownloadError, Interrupted, said
+from pagefleet_download.errors import BadSettings, DownloadError, EndedEarly, Interrupted, said
 
 MAX_REDIRECTS = 5
 _FOR_ONE = ("authorization", "cookie")
@@ -125,6 +125,8 @@ class GuardedHttp:
         """
         try:
             async with self.get(url, headers) as response:
+                if response.status == 416 and start:
+                    raise EndedEarly(f"{name} ends before byte {start}")
                 if response.status >= 300:
                     said_more = {name.lower(): value for name, value in response.headers.items()}
                     if response.url.origin() != self._origin:  # nobody else says where credentials go

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pagefleet_protocol.model_config.fields import ModelConfigError, json_object
 
-from pagefleet_download.errors import BadModel, Interrupted, StoreUnreachable
+from pagefleet_download.errors import BadModel, ChecksumMismatch, EndedEarly, Interrupted, StoreUnreachable
 from pagefleet_download.settings import DownloadSettings
 from pagefleet_download.source import ModelSource, RemoteFile
 
@@ -34,11 +34,17 @@ class Attempts:
 
         Raises:
             StoreUnreachable: that was the last.
+            ChecksumMismatch: it was, and the file is shorter than its store says.
         """
         patience = self._patience
         self._num_failures += 1
         if self._num_failures >= patience.attempts:
-            raise StoreUnreachable(f"{failure} ({self._num_failures} attempts)") from failure
+            told = f"{failure} ({self._num_failures} attempts)"
+            if isinstance(failure, EndedEarly):
+                raise ChecksumMismatch(
+                    f"{told}, and the store lists more: upload the file again, or name another mirror"
+                ) from failure
+            raise StoreUnreachable(told) from failure
         longest = min(patience.backoff_first * 2 ** (self._num_failures - 1), patience.backoff_most)
         # Pods that started together must not come back together.
         pause = longest * random.uniform(0.5, 1.0)  # noqa: S311 - nothing secret
@@ -51,7 +57,7 @@ async def persist(work: Callable[[], Awaitable[T]], settings: DownloadSettings) 
     """Do the work until it is not interrupted.
 
     Raises:
-        StoreUnreachable: it was, too often.
+        StoreUnreachable, ChecksumMismatch: it was, too often.
     """
     attempts = Attempts(settings)
     while True:
@@ -86,7 +92,7 @@ async def read_range(source: ModelSource, file: RemoteFile, start: int, stop: in
                 if len(data) >= stop - start:
                     break
         if len(data) < stop - start:
-            raise Interrupted(f"{file.name}: the transfer ended early")
+            raise EndedEarly(f"{file.name} ends before byte {stop - 1}")
         del data[stop - start :]
         return bytes(data)
 

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from pathlib import Path
 from threading import Lock
 
-from pagefleet_download.errors import BadSettings, ChecksumMismatch, Interrupted
+from pagefleet_download.errors import BadSettings, ChecksumMismatch, EndedEarly, Interrupted
 from pagefleet_download.manifest import InstalledFile
 from pagefleet_download.progress import ProgressMeter
 from pagefleet_download.reading import Attempts, steady
@@ -118,7 +118,7 @@ class Transfer:
 
         Raises:
             StoreUnreachable: the source failed too often in a row.
-            ChecksumMismatch: the file arrived twice with wrong bytes.
+            ChecksumMismatch: the file arrived twice with wrong bytes, or is shorter than the source says.
             OSError: the disk.
         """
         counted = 0
@@ -149,7 +149,7 @@ class Transfer:
             try:
                 await self._receive_once(file, part)
                 if part.size < file.size:
-                    raise Interrupted(f"{file.name}: the transfer ended early")
+                    raise EndedEarly(f"{file.name} ends before byte {file.size - 1}")
             except Interrupted as failure:
                 if part.size - before >= _REAL_PROGRESS:
                     attempts.progress()

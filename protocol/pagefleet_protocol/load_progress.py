@@ -15,6 +15,7 @@ LoadPhase = Literal[
     "starting",
     "imports",
     "download",
+    "verification",
     "config",
     "tokenizer",
     "weights",
@@ -35,6 +36,7 @@ _WORDS: dict[LoadPhase, str] = {
     "starting": "the process starts",
     "imports": "imports libraries",
     "download": "downloads the model",
+    "verification": "verifies the model's files",
     "config": "reads the model's configuration",
     "tokenizer": "reads the tokenizer",
     "weights": "reads weights",
@@ -46,7 +48,7 @@ _WORDS: dict[LoadPhase, str] = {
     "warm_up": "warms up",
     "other": "gets ready",
 }
-_IN_BYTES = ("download", "weights")
+_IN_BYTES = ("download", "verification", "weights")
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 

@@ -10,7 +10,9 @@ import pytest
 from pagefleet_download.download import inspect
 from pagefleet_download.progress import ProgressMeter
 
+from tests.fakes import hub_server
 from tests.fakes.downloads import fast, run, visible
+from tests.fakes.http_faults import Fault
 from tests.fakes.hub_server import HubServer, Repository
 from tests.fakes.model_files import QWEN3, sharded
 
@@ -85,6 +87,26 @@ def test_a_mirror_without_sizes_is_refused(tmp_path: Path) -> None:
         result = run(URI, tmp_path, fast(endpoint=poor.url))
     assert result.reason == "BadSettings"
     assert "use another" in result.message
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model-00001-of-00002.safetensors"])
+def test_a_file_that_is_shorter_than_the_list_says_is_not_the_networks_fault(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, ranges: bool
+) -> None:
+    hub.repositories["org/model"].commit(sharded())
+    honest = hub_server._sibling
+
+    def longer(file: str, data: bytes, with_sizes: bool) -> dict[str, object]:
+        return honest(file, data + b"0123456789" if file == name else data, with_sizes)
+
+    monkeypatch.setattr(hub_server, "_sibling", longer)
+    hub.faults[name] = [] if ranges else [Fault("ignore-range")] * 20
+    result = run(URI, tmp_path, fast(endpoint=hub.url))
+    assert (result.reason, result.exit_code) == ("ChecksumMismatch", 1)
+    assert f"{name} ends before byte" in result.message
+    assert "and the store lists more: upload the file again, or name another mirror" in result.message
+    assert visible(tmp_path) == set()
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/org"])

@@ -123,7 +123,7 @@ class FaultyServer:
             stop = min(int(last) + 1, len(body)) if last else len(body)
             shift = 1 if fault and fault.kind == "wrong-range" else 0
             headers["Content-Range"] = f"bytes {int(start) + shift}-{stop - 1}/{len(body)}"
-            body, status = body[int(start) : stop], 206
+            body, status = body[int(start) : stop], 206 if int(start) < len(body) else 416
         handler.send_response(status)
         for name, text in headers.items():
             handler.send_header(name, text)

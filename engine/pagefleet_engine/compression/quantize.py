@@ -26,6 +26,7 @@ from pagefleet_engine.errors import ConfigError, ModelLoadError
 from pagefleet_engine.layers.quantization_scheme import Quantization, matches
 from pagefleet_engine.loader.load import resolve_dtype
 from pagefleet_engine.loader.new_folder import new_folder
+from pagefleet_engine.loader.sharded import GIVE_THE_MODEL, check_whole
 from pagefleet_engine.models.config_file import read_arch
 
 _HEAD = "lm_head"
@@ -53,6 +54,7 @@ def quantize(folder: Path, recipe: Recipe, text: Text, output: Path, tell: Tell,
         ConfigError: it cannot be quantized so, or not be written.
     """
     started = time.perf_counter()
+    check_whole(folder, GIVE_THE_MODEL)
     arch = read_arch(folder)
     if arch.quantization is not None:
         schemes = "; ".join(rule.scheme.describe() for rule in arch.quantization.rules)

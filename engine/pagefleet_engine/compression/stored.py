@@ -39,7 +39,8 @@ def pack(numbers_RN: Tensor, bits: int) -> Tensor:
     bytes_RN = F.pad(numbers_RN, (0, -numbers_RN.shape[1] % (_WORD_BITS // bits)))
     if bits == 4:
         bytes_RN = bytes_RN[:, ::2] | bytes_RN[:, 1::2] << 4
-    return bytes_RN.contiguous().view(torch.int32)
+    # By way of one dimension: a single row may have any stride, and is contiguous all the same.
+    return bytes_RN.contiguous().view(-1).view(torch.int32).view(len(bytes_RN), -1)
 
 
 def stored_bytes(outputs: int, inputs: int, recipe: Recipe, scale_bytes: int) -> int:

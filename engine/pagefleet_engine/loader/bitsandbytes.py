@@ -6,7 +6,8 @@ Beside a layer's weight such a file has what belongs to it:
                                      scales are quantized too .nested_absmax, .nested_quant_map
     8 bits   weight [O, I]           SCB [O], weight_format
 
-From these come `weight` [O, I / 2] with `weight_absmax` [O, I / 64], and `weight_scale` [O]: values = numbers * scales.
+From these come `weight` [O, I / 2] with `weight_absmax_nf4` or `weight_absmax_fp4` [O, I / 64], by what the codes stand
+for, and `weight_scale` [O]: values = numbers * scales.
 Source: transformers' and bitsandbytes' serialisation (Dettmers et al., arXiv 2305.14314 and 2208.07339).
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -27,14 +28,15 @@ from pagefleet_engine.loader.derived import Checkpoint, Derived, DerivedTensors,
 
 _STATE = ".quant_state.bitsandbytes__"
 _PARTS = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map")
+_SCALES = "_absmax"
 _ROW_SCALES, _FORMAT = ".SCB", ".weight_format"
 _LARGEST_INT8 = 127.0
 _SCALES_OF = 64
 """Numbers that share a scale."""
 
 
-def settled(files: Sequence[TensorSource]) -> Sequence[TensorSource]:
-    """The same files, or of bitsandbytes' with scales worked out.
+def settled(files: Sequence[TensorSource], wanted: Collection[str]) -> Sequence[TensorSource]:
+    """The same files, or of bitsandbytes' with scales worked out. What the model has slots for is `wanted`.
 
     Raises:
         ModelLoadError: they hold what no slot takes, or a file cannot be read.
@@ -47,6 +49,7 @@ def settled(files: Sequence[TensorSource]) -> Sequence[TensorSource]:
     if not states and not rows:
         return files
     shapes, made = dict[str, tuple[int, ...]](), dict[str, Derived]()
+    tables = {name.rpartition("_")[2] for name in wanted if f"{_SCALES}_" in name}
     with checkpoint.opened() as contents:
 
         def read(name: str) -> Tensor:
@@ -57,7 +60,13 @@ def settled(files: Sequence[TensorSource]) -> Sequence[TensorSource]:
             said = _state_of(read(state), f"{places[state].path}: {state}")
             shapes[weight] = _shape_of(said, checkpoint, weight)
             parts = {part: read(weight + part) for part in _PARTS if weight + part in places}
-            made[f"{weight}_absmax"] = in_memory(_scales(said, parts, state).view(shapes[weight][0], -1))
+            scales, table = _scales(said, parts, state), said["quant_type"]
+            if tables and table not in tables:
+                raise ModelLoadError(
+                    f"{places[state].path}: {weight} is in {table}, and config.json's bnb_4bit_quant_type is "
+                    f"{', '.join(tables)}: give {table} there"
+                )
+            made[f"{weight}{_SCALES}_{table}"] = in_memory(scales.view(shapes[weight][0], -1))
         for name in rows:
             scales = read(name).float() / _LARGEST_INT8
             made[f"{name.removesuffix(_ROW_SCALES)}.weight_scale"] = in_memory(scales)
@@ -103,12 +112,15 @@ def _shape_of(said: dict[str, Any], checkpoint: Checkpoint, weight: str) -> tupl
 
 
 def _scales(said: dict[str, Any], parts: dict[str, Tensor], state: str) -> Tensor:
-    table, scales = TABLES.get(str(said.get("quant_type")), ()), parts.get(".absmax")
+    table, scales = torch.tensor(TABLES.get(str(said.get("quant_type")), (0.0,))), parts.get(".absmax")
     stored = parts.get(".quant_map")
-    if stored is None or not torch.allclose(stored.float(), torch.tensor(table or 0.0), atol=1e-3):
+    if stored is None or stored.shape != table.shape or not torch.allclose(stored.float(), table, atol=1e-3):
         raise ModelLoadError(f"{state}: a table of its own (quant_map) is not run: give a checkpoint in nf4 or fp4")
     if scales is None:
         raise ModelLoadError(f"{state}: its scales (absmax) are missing: download the checkpoint again")
+    wanted = math.prod(said["shape"]) // _SCALES_OF
+    if len(scales) != wanted:
+        raise ModelLoadError(f"{state}: {len(scales)} scales, {wanted} belong to its numbers: download it again")
     if scales.dtype == torch.uint8:
         nested, values = parts.get(".nested_absmax"), parts.get(".nested_quant_map")
         size, offset = said.get("nested_blocksize"), said.get("nested_offset")
@@ -117,7 +129,4 @@ def _scales(said: dict[str, Any], parts: dict[str, Tensor], state: str) -> Tenso
         if values.numel() <= int(scales.max()) or nested.numel() * size < len(scales):
             raise ModelLoadError(f"{state}: scales of its scales (nested_absmax) are too few: download it again")
         scales = values[scales.int()] * nested.repeat_interleave(size)[: len(scales)] + offset
-    wanted = math.prod(said["shape"]) // _SCALES_OF
-    if scales.numel() != wanted:
-        raise ModelLoadError(f"{state}: {scales.numel()} scales, {wanted} belong to its numbers: download it again")
     return scales.float()

@@ -56,10 +56,13 @@ def settled(files: Sequence[TensorSource]) -> Sequence[TensorSource]:
 def _packed(layer: str, checkpoint: Checkpoint, contents: Contents) -> dict[str, Derived]:
     def said(name: str) -> list[int]:
         checkpoint.shape(f"{layer}.{name}", layer)
-        return [int(number) for number in contents.whole(f"{layer}.{name}").flatten()]
+        numbers = contents.whole(f"{layer}.{name}")
+        if numbers.is_floating_point():
+            raise ModelLoadError(f"{path}: {layer}.{name} is in floats: download the checkpoint again")
+        return [int(number) for number in numbers.flatten()]
 
-    bits, axis, size = said("nbits"), said("axis"), said("shape")
     path = checkpoint.places[f"{layer}{_NUMBERS}"].path
+    bits, axis, size = said("nbits"), said("axis"), said("shape")
     if flags := [name for name in _FLAGS if f"{layer}.{name}" in checkpoint.places and said(name) != [0]]:
         raise ModelLoadError(f"{path}: {layer} has {flags[0]}, which is not run: quantize again without")
     if axis != [1]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
+import numpy as np
 import torch
 from pagefleet_kernels.native.blocks import new_memory
 from torch import Tensor
@@ -20,6 +21,8 @@ from pagefleet_engine.layers.weight import Weight, new_tensor
 from pagefleet_engine.loader.weight_map import Destination
 
 _MOST_WASTE = 2.0
+_SPAN_BYTES = 4 * 1024 * 1024
+"""Of rows, and what lies between them, that one request brings."""
 _DECODED_AT_ONCE = 1 << 17
 """Numbers, which stay in a core's cache."""
 
@@ -232,7 +235,10 @@ def _convert(source: Tensor, stored: Stored, room: Tensor) -> None:
 
 def read_into(file: Readable, offset: int, target: Tensor, stride: int | None = None) -> None:
     """Fill a tensor in this machine's memory with the file's bytes from `offset` on, a contiguous one; or with a
-    `stride` one of contiguous rows, each so many bytes further on than the one before. What lies between is not read.
+    `stride` one of contiguous rows, each so many bytes further on than the one before.
+
+    What lies between is not read from a file of this machine. Elsewhere each call is a request, which takes longer than
+    the bytes between rows, so several come at once.
 
     Raises:
         OSError, EOFError: the file cannot be read, or ends early.
@@ -240,8 +246,17 @@ def read_into(file: Readable, offset: int, target: Tensor, stride: int | None = 
     if stride is None:
         _read_all(file, offset, target.view(-1).view(torch.uint8).numpy().data)
         return
-    for number, row in enumerate(target.view(torch.uint8).numpy()):
-        _read_all(file, offset + number * stride, row.data)
+    rows = target.view(torch.uint8).numpy()
+    if isinstance(file, int):
+        for number, row in enumerate(rows):
+            _read_all(file, offset + number * stride, row.data)
+        return
+    at_once = max(1, _SPAN_BYTES // stride)
+    for first in range(0, len(rows), at_once):
+        some = rows[first : first + at_once]
+        span = np.empty((len(some) - 1) * stride + some.shape[1], np.uint8)
+        file.fill(span.data, offset + first * stride)
+        some[:] = np.lib.stride_tricks.as_strided(span, some.shape, (stride, 1))
 
 
 def _read_all(file: Readable, offset: int, view: memoryview) -> None:

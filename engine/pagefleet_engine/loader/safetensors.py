@@ -148,7 +148,7 @@ def fill_from_safetensors(
         files = gguf_sources(folder, raw, reading.native)
     if not files:
         files = [TensorFile(path, wanted) for path, wanted in checkpoint_files(folder).items()]
-    files = hqq.settled(bitsandbytes.settled(files))
+    files = hqq.settled(bitsandbytes.settled(files, destinations))
     stored = {name for file in files for name in file.names}
     layout = layout_of(stored, destinations)
     destinations = {layout.stored_name(name): destination for name, destination in destinations.items()}

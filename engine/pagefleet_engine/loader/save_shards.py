@@ -19,7 +19,7 @@ from pagefleet_engine.loader.load import checkpoint_dtype, foreign_names
 from pagefleet_engine.loader.new_folder import new_folder
 from pagefleet_engine.loader.readers import HostReader
 from pagefleet_engine.loader.safetensors import Reading, fill_from_safetensors
-from pagefleet_engine.loader.sharded import FACTS, FILE, Shards
+from pagefleet_engine.loader.sharded import FACTS, FILE, GIVE_THE_MODEL, Shards, check_whole
 from pagefleet_engine.loader.weight_map import Destination, weight_map
 from pagefleet_engine.models.arch import ModelArch
 from pagefleet_engine.models.model import build_model
@@ -48,6 +48,7 @@ def save_shards(config: EngineConfig, arch: ModelArch, folder: Path, out: Path, 
     if arch.quantization is not None or parallel.enable_expert_parallel:
         what = "whole experts on ranks" if arch.quantization is None else "a quantized checkpoint"
         raise ConfigError(f"{what}: this is not saved in shards; load the model as it is")
+    check_whole(folder, GIVE_THE_MODEL)
     dtype = checkpoint_dtype(config.model.dtype, arch.dtype)
     places = [
         Placement(

@@ -19,6 +19,8 @@ from pagefleet_engine.ranks.parallelism import Parallelism, RankPart
 
 FACTS = "sharded_state.json"
 FILE = "model-rank-{rank}-part-{part}.safetensors"
+GIVE_THE_MODEL = "give the model that it was saved from"
+"""To who writes another folder of it."""
 
 
 class Shards(msgspec.Struct, frozen=True):
@@ -69,18 +71,15 @@ def shard_files(folder: Path, own: OwnShard) -> list[Path]:
     return found
 
 
-def check_whole(folder: Path) -> None:
+def check_whole(folder: Path, remedy: str = "give this, and --load-format sharded_state") -> None:
     """Refuse a folder whose files have parts of tensors, where whole ones are read.
 
     Raises:
         ModelLoadError: it is one.
     """
     saved = _saved_for(folder)
-    if saved is not None and saved.tensor_parallel_size > 1:
-        raise ModelLoadError(
-            f"{folder} was saved by save_sharded_state() for tensor_parallel_size {saved.tensor_parallel_size}: give "
-            "this, and --load-format sharded_state"
-        )
+    if saved is not None and (size := saved.tensor_parallel_size) > 1:
+        raise ModelLoadError(f"{folder} was saved by save_sharded_state() for tensor_parallel_size {size}: {remedy}")
 
 
 def _saved_for(folder: Path) -> Shards | None:

@@ -5,6 +5,8 @@ Sources: compressed-tensors' `nvfp4-pack-quantized` and `mxfp4-pack-quantized`; 
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pagefleet_protocol.model_config.fields import ConfigFields
 
 from pagefleet_engine.errors import ModelLoadError
@@ -66,16 +68,17 @@ def read_bitsandbytes(section: ConfigFields) -> Quantization:
         # Outlying inputs stay floats there; here all do.
         scheme = QuantizationScheme(number="int8", weight_scales="channel", input_scales="none")
     else:
-        table = section.text("bnb_4bit_quant_type", "fp4")
-        if table not in ("nf4", "fp4"):
-            raise refusal(section, f"bnb_4bit_quant_type is {table}")
+        said = section.text("bnb_4bit_quant_type", "fp4")
+        if said not in ("nf4", "fp4"):
+            raise refusal(section, f"bnb_4bit_quant_type is {said}")
+        table: Literal["nf4", "fp4"] = "nf4" if said == "nf4" else "fp4"
         scheme = CodedScheme(
-            table="nf4" if table == "nf4" else "fp4",
+            table=table,
             scales="float32",
             group_size=BITSANDBYTES_GROUP,
             spelling="bitsandbytes",
             codes_name="weight",
-            scales_name="weight_absmax",
+            scales_name=f"weight_absmax_{table}",
             first_is_upper=True,
         )
     left = map(anywhere, map(own_name, section.texts("llm_int8_skip_modules")))

@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 READINESS = ("/readyz", "/health")
 _JSON = "application/json"
+_OF_DOWNLOAD: dict[str, LoadPhase] = {"downloading": "download", "verifying": "verification"}
+"""Of its phases those that are told."""
 
 
 class Loading:
@@ -63,10 +65,12 @@ class Loading:
 
     def _downloaded(self) -> LoadProgress:
         seen, seconds = self.download.snapshot(), time.monotonic() - self._began
-        if seen.phase not in ("downloading", "verifying"):
+        phase = _OF_DOWNLOAD.get(seen.phase)
+        if phase is None:
             return LoadProgress(seconds=seconds)
         done = min(seen.bytes_done, seen.bytes_total)
-        return LoadProgress("download", done, seen.bytes_total, seconds, self.download.bytes_per_second())
+        speed = self.download.bytes_per_second() if phase == "download" else 0.0
+        return LoadProgress(phase, done, seen.bytes_total, seconds, speed)
 
 
 class LoadingApp:

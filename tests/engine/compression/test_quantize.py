@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from pagefleet_engine.attention.torch_backend import TorchBackend
@@ -23,6 +24,7 @@ from pagefleet_engine.core.kv_groups import group_layers
 from pagefleet_engine.errors import ConfigError, ModelLoadError
 from pagefleet_engine.layers.weight import Placement
 from pagefleet_engine.loader.load import load_model
+from pagefleet_engine.loader.sharded import FACTS, Shards
 from pagefleet_engine.models.config_file import read_arch
 from pagefleet_engine.text.model_files import load_text_model
 from pagefleet_kernels.layout import KVLayout
@@ -265,6 +267,13 @@ def test_what_cannot_be_done_is_told_before_anything_is_written(
 def test_a_quantized_model_is_not_quantized_again(make_checkpoint: Make, tmp_path: Path) -> None:
     write(make_checkpoint("llama"), ROUNDED, tmp_path / "once")
     assert "is quantized already (int4 weights per group of 16" in refusal(tmp_path / "once", ROUNDED, tmp_path)
+
+
+def test_a_folder_of_shards_is_not_quantized(make_checkpoint: Make, tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    shutil.copytree(make_checkpoint("llama"), folder)
+    (folder / FACTS).write_bytes(msgspec.json.encode(Shards(2, 1, None)))
+    assert refusal(folder, ROUNDED, tmp_path).endswith("2: give the model that it was saved from")
 
 
 def test_an_expert_that_no_token_goes_to_is_not_guessed(make_checkpoint: Make, tmp_path: Path) -> None:

@@ -68,12 +68,13 @@ def test_words_hold_what_the_engine_reads_from_them(bits: int) -> None:
     assert torch.equal(unpack(pack(numbers_RN, bits), bits)[:, :21], numbers_RN)
 
 
-def test_zero_points_lie_along_outputs() -> None:
-    recipe = Recipe(scheme="w4a16-asym", algorithm="rtn", group_size=16)
-    rounded = round_to_nearest(random(9, 32) + 0.5, recipe.grid(torch.float32), 16)
+@pytest.mark.parametrize(("outputs", "size"), [(9, 16), (16, 32)], ids=["a last word", "one group"])
+def test_zero_points_lie_along_outputs(outputs: int, size: int) -> None:
+    recipe = Recipe(scheme="w4a16-asym", algorithm="rtn", group_size=size)
+    rounded = round_to_nearest(random(outputs, 32) + 0.5, recipe.grid(torch.float32), size)
     tensors = stored_tensors("x", rounded, recipe, torch.float32)
-    assert tensors["x.weight_zero_point"].shape == (2, 2)
-    zeros_OG = unpack(tensors["x.weight_zero_point"].t(), 4).t()[:9]
+    assert tensors["x.weight_zero_point"].shape == (2, 32 // size)
+    zeros_OG = unpack(tensors["x.weight_zero_point"].t(), 4).t()[:outputs]
     assert torch.equal(zeros_OG.float() - 8, rounded.zeros_OG)
 
 

@@ -125,11 +125,12 @@ def as_slots(parts: dict[str, Tensor]) -> dict[str, Tensor]:
     if "weight.absmax" not in parts:
         return parts
     absmax = parts["weight.absmax"]
+    table = next(name for name in parts if "quant_state" in name).rpartition("_")[2]
     if absmax.dtype == torch.uint8:
         state = next(part for name, part in parts.items() if "quant_state" in name)
         offset = json.loads(bytes(state.tolist()))["nested_offset"]
         absmax = parts["weight.nested_quant_map"][absmax.int()] * parts["weight.nested_absmax"] + offset
-    return {"weight": parts["weight"].view(64, 64), "weight_absmax": absmax.view(64, -1)}
+    return {"weight": parts["weight"].view(64, 64), f"weight_absmax_{table}": absmax.view(64, -1)}
 
 
 def test_ranks_do_not_cut_groups() -> None:
@@ -172,8 +173,10 @@ def test_scales_that_are_none(coded: Callable[[Coded], Path]) -> None:
         ("weight.nested_quant_map", torch.zeros(3), "scales of its scales (nested_absmax) are too few"),
         ("weight", None, "the weights lack model.layers.0.self_attn.o_proj.weight"),
         ("weight.quant_map", torch.ones(16), "a table of its own (quant_map) is not run"),
+        ("weight.quant_map", torch.ones(0), "a table of its own (quant_map) is not run"),
         ("weight", torch.zeros(9, 1, dtype=torch.uint8), "holds 9 bytes, and 64 x 64 numbers of 4 bits are 2048"),
         ("weight.absmax", torch.zeros(9, dtype=torch.uint8), "9 scales, 64 belong to its numbers"),
+        ("weight.absmax", torch.zeros(0, dtype=torch.uint8), "0 scales, 64 belong to its numbers"),
         ("weight.quant_state.bitsandbytes__nf4", torch.zeros(3, dtype=torch.uint8), "is no JSON"),
     ],
 )
@@ -183,6 +186,15 @@ def test_bitsandbytes_that_does_not_fit(
     folder = coded(NF4)
     edit(folder, {f"{O_PROJ}.{part}": change})
     assert said in refusal(folder)
+
+
+def test_codes_of_another_table_than_config_json_says(coded: Callable[[Coded], Path]) -> None:
+    folder = coded(NF4)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["bnb_4bit_quant_type"] = "fp4"
+    (folder / "config.json").write_text(json.dumps(config))
+    said = refusal(folder)
+    assert said.endswith(".weight is in nf4, and config.json's bnb_4bit_quant_type is fp4: give nf4 there")
 
 
 def test_a_block_size_that_is_not_run(coded: Callable[[Coded], Path]) -> None:

@@ -82,6 +82,31 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         read_into(-1, 0, torch.empty(4))
 
 
+class Elsewhere:
+    """A file that each call asks a store for."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._bytes = values.numpy().tobytes()
+        self.asked: list[int] = []
+
+    def fill(self, view: memoryview, offset: int) -> None:
+        self.asked.append(len(view))
+        view[:] = self._bytes[offset : offset + len(view)]
+
+
+@pytest.mark.parametrize(("span", "requests"), [(1 << 20, 1), (4 * 400, 25), (1, 100)])
+def test_a_store_is_asked_for_several_rows_at_once(span: int, requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pagefleet_engine.loader.readers._SPAN_BYTES", span)
+    values = torch.arange(10_000.0).view(100, 100)
+    file, room = Elsewhere(values), torch.zeros(100, 40)
+    read_into(file, 4 * 50, room[:, 10:30], stride=400)
+    assert torch.equal(room[:, 10:30], values[:, 50:70])
+    assert not room[:, :10].any()
+    assert not room[:, 30:].any()
+    assert len(file.asked) == requests
+    assert max(file.asked) <= max(span, 80)
+
+
 def slot(rows: int, is_copied: bool, installed: list[Tensor]) -> Destination:
     place = Placement(torch.float32, torch.device("cpu"), use_kernels=False)
     return Destination(Weight((rows,), None, place, installed.append, kept=Kept(torch.float32, is_copied)), 0)

@@ -128,6 +128,8 @@ def test_a_folder_is_for_the_ranks_that_it_was_saved_for(make_checkpoint: Make, 
         shard_files(out, other)
     with pytest.raises(ModelLoadError, match="for tensor_parallel_size 2: give this, and --load-format sharded_state"):
         check_whole(out)
+    with pytest.raises(ModelLoadError, match="for tensor_parallel_size 2: give the model that it was saved from"):
+        save_shards(config_for(two), read_arch(folder), out, tmp_path / "again")
     (out / "model-rank-1-part-0.safetensors").unlink()
     with pytest.raises(ModelLoadError, match=r"has no model-rank-1-part-0\.safetensors: copy the folder again"):
         shard_files(out, OwnShard.of(two, two.part(1)))

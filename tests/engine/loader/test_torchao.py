@@ -151,6 +151,7 @@ def test_torchao_that_does_not_fit(
         ({"shape": torch.tensor([64])}, f"the tensors of {O_PROJ} do not fit each other"),
         ({"axis": torch.tensor(0, dtype=torch.int32)}, "has groups along axis [0], only 1 is run"),
         ({"quant_zero": torch.tensor(1, dtype=torch.uint8)}, "has quant_zero, which is not run"),
+        ({"axis": torch.tensor(float("nan"))}, f"{O_PROJ}.axis is in floats"),
     ],
 )
 def test_hqq_that_does_not_fit(tensors: dict[str, Tensor | None], words: str, kept: Callable[..., Path]) -> None:

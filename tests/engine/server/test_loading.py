@@ -154,6 +154,14 @@ def test_a_download_is_followed_and_then_the_engine() -> None:
     assert loading.progress() == HALF
 
 
+def test_what_is_here_is_verified_and_not_downloaded() -> None:
+    loading = Loading()
+    loading.download.expect(4 * GIB, 2)
+    loading.download.begin("verifying")
+    loading.download.add_found(GIB)
+    assert loading.progress().describe() == "verifies the model's files: 25%, 1.0 of 4.0 GiB"
+
+
 @pytest.mark.parametrize("width", [1, 20, 40, 80, 200])
 def test_a_bar_fits_the_terminal(width: int) -> None:
     for progress in (HALF, LoadProgress("graphs"), LoadProgress("weights", 2 * GIB, 2 * GIB, 100.0)):
