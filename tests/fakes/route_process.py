@@ -36,6 +36,7 @@ class RouteProcess:
 
     process: asyncio.subprocess.Process
     port: int = 0
+    num_silent: float = 0.0
     log: list[str] = field(default_factory=list)
     clients: list[Client] = field(default_factory=list)
 
@@ -63,14 +64,15 @@ class RouteProcess:
 
     async def metric(self, name: str, **labels: str) -> float:
         """Return a series, or the sum of those that have these labels."""
-        text = (await self.get("/metrics")).body.decode()
-        found = [
-            sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-            if sample.name == f"pagefleet_router_{name}" and labels.items() <= sample.labels.items()
-        ]
-        return sum(found)
+        while True:
+            text = (await self.get("/metrics")).body.decode()
+            samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
+            silent = sum(one.value for one in samples if one.name == "pagefleet_router_silent_workers_total")
+            if silent == self.num_silent:
+                break
+            self.num_silent = silent  # one of its workers was stalled, and is missing in the sums
+        wanted = [one for one in samples if one.name == f"pagefleet_router_{name}"]
+        return sum(one.value for one in wanted if labels.items() <= one.labels.items())
 
     async def num_in_state(self, state: str) -> float:
         return await self.metric("endpoints", state=state)
