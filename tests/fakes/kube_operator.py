@@ -100,6 +100,7 @@ class World:
     pods: SilentPods = field(default_factory=SilentPods)
     clock: Callable[[], float] = time.monotonic
     """Of the autoscaler."""
+    lease_clock: Callable[[], float] = time.monotonic
 
     @contextlib.asynccontextmanager
     async def operator(
@@ -111,7 +112,7 @@ class World:
         unfenced = KubeCluster(client, AlwaysLeads(), TokenBucket(1000, 1000), metrics)
         place = (settings.cluster.operator_namespace, settings.lease_name)
         election = (
-            Leadership(unfenced, place, settings.identity, settings.timing.lease)
+            Leadership(unfenced, place, settings.identity, settings.timing.lease, self.lease_clock)
             if settings.leader_election
             else AlwaysLeads()
         )

@@ -154,9 +154,9 @@ def test_engine_that_hangs_is_ended_and_started_again(start_fleet: Any, document
 
 def test_engine_that_is_never_ready_is_ended_after_its_time(start_fleet: Any, document: Any, quick: Timing) -> None:
     async def scenario() -> None:
-        timing = dataclasses.replace(quick, startup=0.6)
+        timing = dataclasses.replace(quick, startup=3.0)  # a busy machine takes seconds to start it
         async with start_fleet(document(engine={"args": ["--never-ready"]}), timing=timing) as fleet:
-            await fleet.until(lambda: fleet.reporter.heard("failed, not ready after 0.6 s: /readyz answers 503"))
+            await fleet.until(lambda: fleet.reporter.heard("failed, not ready after 3 s: /readyz answers 503"))
 
     asyncio.run(scenario())
 
