@@ -58,7 +58,7 @@ def test_stopping_lets_a_stream_finish_and_leaves_nothing(tmp_path: Path, number
     with FleetProcess(tmp_path) as fleet:
         fleet.until(lambda: fleet.serves(1))
         streamed, pids = asyncio.run(scenario(fleet))
-        assert fleet.process.wait(60) == 0
+        assert fleet.process.wait(PATIENCE_S) == 0
         assert len(pids) == 3
         assert all_gone(pids, 0)
         assert streamed.whole
