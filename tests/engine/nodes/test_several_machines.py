@@ -69,7 +69,7 @@ class Following(threading.Thread):
 
     def end(self) -> str:
         """Wait for its end; return what it says."""
-        self.join(30)
+        self.join(120)
         assert not self.is_alive()
         return str(self.error)
 
@@ -119,7 +119,7 @@ class Scene:
         for follower in self.followers:
             if follower.is_alive():
                 follower.follower.stop()
-            follower.join(30)
+            follower.join(120)
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def end_of(executor: ProcessExecutor, step: PendingStep | None = None) -> None:
 
 
 def is_gone(pid: int) -> bool:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     return not Path(f"/proc/{pid}").exists()
@@ -285,7 +285,7 @@ def test_a_follower_may_be_replaced_before_the_engine_begins(scene: Scene) -> No
         time.sleep(0.01)
     scene.follow(config, 2)
     scene.follow(config, 3)
-    leading.join(60)
+    leading.join(120)
     (executor,) = scene.executors
     assert executor.launch(plan(0, "a")).result().sampled == [[6]]
 
@@ -320,7 +320,7 @@ def test_a_follower_that_leaves_as_the_engine_begins_is_noticed(scene: Scene, mo
 
     leading = threading.Thread(target=lead, daemon=True)
     leading.start()
-    leading.join(30)
+    leading.join(120)
     assert len(said) == 1
     assert str(said[0]).startswith(f"rank 1 on {HOST} ")
 
