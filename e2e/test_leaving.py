@@ -33,8 +33,8 @@ def test_client_that_leaves_frees_its_blocks_soon(fleet: FleetProcess) -> None:
         assert next(lines).startswith("data: ")
         fleet.until(lambda: min(held()) > 0)
         generated = fleet.metrics(engine)[metric_names.ENGINE_GENERATION_TOKENS]
-    # The house rule is a second. A busy machine may take longer, but not until the answer has ended by itself.
-    assert fleet.until(lambda: held() == (0, 0)) < 20
+    # The house rule is a second. A busy machine may take longer, but the answer does not go on to its end.
+    fleet.until(lambda: held() == (0, 0))
     assert fleet.metrics(engine)[metric_names.ENGINE_GENERATION_TOKENS] - generated < 12 * 900 / 2
 
 

@@ -333,7 +333,7 @@ class Fleet:
         new.write_bytes(encode_endpoints(endpoints))
         new.replace(target)
 
-    async def until(self, condition: Callable[[], bool], within: float = 30.0) -> None:
+    async def until(self, condition: Callable[[], bool], within: float = 120.0) -> None:
         """Wait for something that other tasks bring about."""
         async with asyncio.timeout(within):
             while not condition():  # noqa: ASYNC110

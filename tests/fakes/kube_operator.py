@@ -89,7 +89,7 @@ class Running:
 
     async def stop(self) -> None:
         self.stopping.set()
-        await asyncio.wait_for(self.task, 10)
+        await asyncio.wait_for(self.task, 120)
 
 
 @dataclass(slots=True)
@@ -192,7 +192,7 @@ def writer(manager: str = "kubectl-edit") -> Write:
     return Write(manager=manager, content_type="application/merge-patch+json")
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 120.0) -> None:
     """Wait for something to become true."""
     try:
         async with asyncio.timeout(timeout_s):

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fakes.faulty_engine import Answer, Behaviour, Client, FaultyEngine, chat, post
 
-WITHIN_S = 60.0
+WITHIN_S = 300.0
 
 
 async def until(holds: Callable[[], bool | Awaitable[bool]], within: float = WITHIN_S) -> None:
@@ -83,7 +83,7 @@ class RouteProcess:
         async def are_ready() -> bool:
             return await self.num_in_state("ready") == engines
 
-        await until(are_ready, 2 * WITHIN_S)
+        await until(are_ready)
 
     async def ended(self) -> int:
         async with asyncio.timeout(WITHIN_S):
@@ -100,7 +100,7 @@ async def route_process(*flags: str) -> AsyncIterator[RouteProcess]:
     made = RouteProcess(process)
     reading = asyncio.create_task(_read_log(made))
     try:
-        await until(lambda: made.port > 0 or process.returncode is not None, 2 * WITHIN_S)
+        await until(lambda: made.port > 0 or process.returncode is not None)
         assert made.port, "".join(made.log)
         yield made
     finally:

@@ -213,7 +213,7 @@ async def slice_server() -> AsyncIterator[SliceServer]:
         await server.stop()
 
 
-async def until(condition: Callable[[], bool], within: float = 30.0) -> None:
+async def until(condition: Callable[[], bool], within: float = 120.0) -> None:
     """Wait for something that other tasks bring about."""
     async with asyncio.timeout(within):
         while not condition():  # noqa: ASYNC110

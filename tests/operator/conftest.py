@@ -128,7 +128,7 @@ class RunningFleet:
         part.write_text(yaml.safe_dump_all(documents))
         part.replace(self.manifest)
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 300.0) -> None:
         """Wait for something to become true; fail with what was said when it does not."""
         try:
             async with asyncio.timeout(timeout_s):

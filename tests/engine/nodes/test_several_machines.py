@@ -247,21 +247,23 @@ def refused_pair(scene: Scene, follower: Callable[[], Following]) -> tuple[str, 
     """What a follower that is refused says, and its leader after a while."""
     refused = follower()
     with pytest.raises(ConfigError) as waited:
-        scene.lead(scene.config(wait_s=3.0))
+        scene.lead(scene.config(wait_s=10.0))
     return refused.end(), str(waited.value)
 
 
 def test_another_key_is_refused_on_both_sides(scene: Scene) -> None:
-    theirs, ours = refused_pair(scene, lambda: scene.follow(scene.config(wait_s=3.0), secret="t" * 40))
+    theirs, ours = refused_pair(scene, lambda: scene.follow(scene.config(wait_s=10.0), secret="t" * 40))
     assert f"127.0.0.1 port {scene.port} has another fleet key, or is no leader: give all nodes the same" in theirs
     assert "node 1 never came" in ours
 
 
 def test_other_settings_are_refused_on_both_sides(scene: Scene) -> None:
-    theirs, ours = refused_pair(scene, lambda: scene.follow(scene.config(wait_s=4.0)))
-    line = f"node 1 on {HOST}: rank_wait_timeout is 4.0 there, and 3.0 at the leader: give all nodes the same settings"
+    theirs, ours = refused_pair(scene, lambda: scene.follow(scene.config(wait_s=11.0)))
+    line = (
+        f"node 1 on {HOST}: rank_wait_timeout is 11.0 there, and 10.0 at the leader: give all nodes the same settings"
+    )
     assert theirs == line
-    assert f"never came to port {scene.port} within 3 s (the last one was refused: {line})" in ours
+    assert f"never came to port {scene.port} within 10 s (the last one was refused: {line})" in ours
 
 
 def test_a_node_rank_given_twice_is_refused(scene: Scene) -> None:

@@ -110,7 +110,7 @@ def test_an_api_server_that_is_away_is_asked_little_and_the_process_stays() -> N
             assert await ask(running, "/livez") == 200
             w.delete("ConfigMap", "qwen-openai")
             await w.api.come_back()
-            await until(lambda: len(w.children()) == 14 * 21, timeout_s=30)
+            await until(lambda: len(w.children()) == 14 * 21, timeout_s=120)
             assert await ask(running, "/readyz") == 200
 
     run(scenario)
