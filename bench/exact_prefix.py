@@ -148,7 +148,7 @@ def measure_choice(table: EndpointTable, views: Sequence[RequestView], num_block
     """Time the choice where every engine has a part of every prompt."""
     index = ExactIndex()
     book = PrefixBook(ApproximatePrefixes(PrefixIndex(100_000)), index)
-    policy = make_policy("auto", book, time.monotonic)
+    policy = make_policy("auto", book, time.monotonic, random.Random())
     rng = random.Random(1)
     engines = table.snapshot.usable["m"]
     for number, engine in enumerate(engines):

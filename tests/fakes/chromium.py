@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
-PATIENCE = 30.0
+PATIENCE = 120.0
 """Seconds that anything may take: a limit for what hangs, never a measure of what works."""
 _SWITCHES = (
     "--headless=new",
@@ -140,7 +140,7 @@ class Chromium:
         with contextlib.suppress(PageError, OSError):
             self.command("Browser.close")
         try:
-            self._process.wait(10)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

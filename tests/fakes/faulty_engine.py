@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +19,11 @@ import uvloop
 from pagefleet_protocol.endpoints import Endpoint, encode_endpoints
 from pagefleet_router.app import Router
 from pagefleet_router.config import RouterConfig
+from pagefleet_router.scheduling.outliers import OutlierDetector, OutlierRules
 from pagefleet_router.signals.monitor import MonitorTiming
 from pagefleet_router.wire.client_connection import ConnectionTiming
+
+from tests.fakes.free_ports import free_ports
 
 CHAT = "/v1/chat/completions"
 FAST_MONITOR = MonitorTiming(period=0.05, unready_period=0.02, timeout=5.0)
@@ -134,8 +138,8 @@ class FaultyEngine:
         return len(self._writers)
 
     async def start(self) -> None:
+        self.port = self.port or free_ports()  # one that nobody takes while it is killed
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
 
     async def kill(self) -> None:
         """End as a killed process does: nothing listens, every connection is reset."""
@@ -329,11 +333,15 @@ class Fleet:
         new.write_bytes(encode_endpoints(endpoints))
         new.replace(target)
 
-    async def until(self, condition: Callable[[], bool], within: float = 30.0) -> None:
+    async def until(self, condition: Callable[[], bool], within: float = 120.0) -> None:
         """Wait for something that other tasks bring about."""
         async with asyncio.timeout(within):
             while not condition():  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
+
+    def keep_ejected(self) -> None:
+        """Let no ejection end while the test lasts, however slow the machine is."""
+        self.router._dispatcher.outliers = OutlierDetector(OutlierRules(first_ejection=1e6, longest_ejection=1e6))
 
     def num_usable(self) -> int:
         return sum(map(len, self.router.table.snapshot.usable.values()))
@@ -349,7 +357,7 @@ async def fleet(
     for engine in engines:
         await engine.start()
     config = RouterConfig(endpoints_file=folder / "endpoints.json", port=0, **{"policy": "least-load", **settings})
-    router = Router(config, timing, monitor)
+    router = Router(config, timing, monitor, rng=random.Random(0))  # the same ties in every run
     made = Fleet(router, 0, engines, folder)
     made.write_endpoints(*(Endpoint(f"e{i}", engine.url, "m") for i, engine in enumerate(engines)))
     try:

@@ -10,6 +10,8 @@ import struct
 from collections.abc import AsyncIterator
 from typing import Literal, cast
 
+from tests.fakes.free_ports import free_ports
+
 LinkMode = Literal["good", "reset", "hole", "lossy", "full"]
 """What it does with connections, those that are open included.
 
@@ -55,10 +57,10 @@ class _End(asyncio.Protocol):
 
 
 class FaultyLink:
-    """Listens on a free port and relays to `target`."""
+    """Listens on a port of its own and relays to `target`."""
 
     def __init__(self, target: int, seed: int = 0) -> None:
-        self.port = 0
+        self.port = free_ports()
         self.num_late = 0
         self._mode: LinkMode = "good"
         self._target = target
@@ -75,7 +77,6 @@ class FaultyLink:
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: _End(self), "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
 
     async def set(self, mode: LinkMode) -> None:
         """Change what it does from now on."""

@@ -20,6 +20,11 @@ def child_pids(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def shared_memory() -> set[str]:
+    """Return the names in /dev/shm, but for those of a browser: other tests may be starting one."""
+    return {path.name for path in Path("/dev/shm").iterdir() if "hromium" not in path.name}
+
+
 def all_gone(pids: Iterable[int], timeout_s: float = 300.0) -> bool:
     """Wait for processes to end; returns whether they did."""
     pids = list(pids)

@@ -3,25 +3,49 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import socket
 from pathlib import Path
 
 _GIVEN_AWAY = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_LOWEST = 10_000
+_LOWEST, _END = 10_000, 20_000
+"""From the second on `pagefleet up` draws ports for its own processes, which listen on them seconds later."""
+
+
+class _Ports:
+    """Goes round the ports that are this process's own among those that test side by side."""
+
+    def __init__(self) -> None:
+        first_given_away = int(_GIVEN_AWAY.read_text().split()[0])
+        end = first_given_away if _LOWEST + 1000 < first_given_away < _END else _END  # else it leaves hardly any
+        num = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+        number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+        share = (end - _LOWEST) // num
+        self.own = range(_LOWEST + number * share, _LOWEST + (number + 1) * share)
+        self.at = random.SystemRandom().randrange(share)  # a test's seed would have all its runs meet on one port
+
+    def next(self, count: int) -> int:
+        if self.at + count > len(self.own):
+            self.at = 0
+        self.at += count
+        return self.own[self.at - count]
+
+
+_ports: _Ports | None = None
 
 
 def free_ports(count: int = 1) -> int:
     """Return the first of so many ports in a row that are free on 127.0.0.1 and 127.0.0.2.
 
     They are none that the system gives away by itself: of those any connection, of whoever runs on this machine, may
-    take one between this look and the moment when it is listened on.
+    take one between this look and the moment when it is listened on. Nor does anybody else who asks here get them soon.
     """
-    first_given_away = int(_GIVEN_AWAY.read_text().split()[0])
-    end = first_given_away if first_given_away > _LOWEST + 1000 else 32_768  # else it leaves hardly any
-    drawn = random.SystemRandom()  # a test's seed would have all its runs meet on one port
+    global _ports  # noqa: PLW0603 - as long as the process
+    if _ports is None:
+        _ports = _Ports()
     while True:
-        first = drawn.randrange(_LOWEST, end - count)
+        first = _ports.next(count)
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             for port in range(first, first + count):
                 for host in ("127.0.0.1", "127.0.0.2"):

@@ -89,7 +89,7 @@ class Running:
 
     async def stop(self) -> None:
         self.stopping.set()
-        await asyncio.wait_for(self.task, 10)
+        await asyncio.wait_for(self.task, 120)
 
 
 @dataclass(slots=True)
@@ -100,6 +100,7 @@ class World:
     pods: SilentPods = field(default_factory=SilentPods)
     clock: Callable[[], float] = time.monotonic
     """Of the autoscaler."""
+    lease_clock: Callable[[], float] = time.monotonic
 
     @contextlib.asynccontextmanager
     async def operator(
@@ -111,7 +112,7 @@ class World:
         unfenced = KubeCluster(client, AlwaysLeads(), TokenBucket(1000, 1000), metrics)
         place = (settings.cluster.operator_namespace, settings.lease_name)
         election = (
-            Leadership(unfenced, place, settings.identity, settings.timing.lease)
+            Leadership(unfenced, place, settings.identity, settings.timing.lease, self.lease_clock)
             if settings.leader_election
             else AlwaysLeads()
         )
@@ -191,7 +192,7 @@ def writer(manager: str = "kubectl-edit") -> Write:
     return Write(manager=manager, content_type="application/merge-patch+json")
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 120.0) -> None:
     """Wait for something to become true."""
     try:
         async with asyncio.timeout(timeout_s):

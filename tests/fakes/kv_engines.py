@@ -32,7 +32,7 @@ from pagefleet_protocol.sampling_params import SamplingParams
 from tests.fakes.bells import rings
 from tests.fakes.free_ports import free_ports
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 NUM_BLOCKS = 64
 FULL_BLOCKS = 10
 """Of `prompt_of`, before its last token."""

@@ -28,7 +28,7 @@ from pagefleet_protocol.kv_events import (
 )
 from zmq.utils import z85
 
-WAIT_S = 60.0
+WAIT_S = 300.0
 
 
 def apply(keys: set[int], events: list[KvEvent]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 from collections.abc import AsyncIterator, Sequence
 
@@ -14,6 +15,8 @@ import zmq
 from pagefleet_kv.events.history import History
 from pagefleet_protocol.block_hash import BlockHash
 from pagefleet_protocol.kv_events import TOPIC, Replay, decode_request
+
+from tests.fakes.free_ports import free_ports
 
 
 def block(number: int) -> BlockHash:
@@ -32,7 +35,11 @@ class KvPublisher:
         self._rng = rng
         self._serial = 0
         self._context = zmq.Context()
-        self.port = self._bind()
+        self.port = free_ports(2)
+        self._published = self._context.socket(zmq.PUB)
+        self._published.bind(f"tcp://127.0.0.1:{self.port}")
+        self._answers = self._context.socket(zmq.ROUTER)
+        self._answers.bind(f"tcp://127.0.0.1:{self.port + 1}")
         self.restart()
 
     @property
@@ -55,6 +62,12 @@ class KvPublisher:
             chance = self._rng.random()
             for _ in range(0 if chance < self.loss else 2 if chance > 1 - self.loss else 1):
                 self.send([TOPIC, batch])
+
+    def lose(self) -> None:
+        """Tell of one more block, which is lost on the way for certain."""
+        loss, self.loss = self.loss, 1.0
+        self.tell([next(number for number in itertools.count() if number not in self.cached)])
+        self.loss = loss
 
     def send(self, frames: list[bytes]) -> None:
         """Send anything."""
@@ -81,20 +94,6 @@ class KvPublisher:
                 answer = self._history.replay(request) if isinstance(request, Replay) else self._history.dump()
                 for message in answer:
                     self._answers.send_multipart([peer, message])
-
-    def _bind(self) -> int:
-        for _ in range(100):
-            self._published = self._context.socket(zmq.PUB)
-            self._answers = self._context.socket(zmq.ROUTER)
-            port = self._published.bind_to_random_port("tcp://127.0.0.1", min_port=20000, max_port=32000)
-            try:
-                self._answers.bind(f"tcp://127.0.0.1:{port + 1}")
-            except zmq.ZMQError:
-                self._published.close(linger=0)
-                self._answers.close(linger=0)
-                continue
-            return port
-        raise AssertionError("no two neighbouring ports are free")
 
 
 @contextlib.asynccontextmanager

@@ -30,7 +30,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.fakes.fleet_processes import all_gone, child_pids
 from tiny.dataset import Exchange, load_knowledge
 
-PATIENCE_S = 90.0
+PATIENCE_S = 300.0
 MODEL_NAME = "tiny"
 BLOCK_SIZE = 16
 METRIC = "pagefleet_engine_kv_transfer_"

@@ -10,7 +10,7 @@ from typing import Self
 
 import zmq
 
-PUBLISH_FIRST, PUBLISH_LAST = 20_000, 31_000
+from tests.fakes.free_ports import free_ports
 
 
 class LyingPublisher:
@@ -28,7 +28,10 @@ class LyingPublisher:
         self._publish = publish
         self._answer = answer or (lambda: iter(()))
         self._context = zmq.Context()
-        self._bind()
+        self.port = free_ports(2)
+        self._published, self._answers = self._context.socket(zmq.PUB), self._context.socket(zmq.ROUTER)
+        self._published.bind(f"tcp://127.0.0.1:{self.port}")
+        self._answers.bind(f"tcp://127.0.0.1:{self.port + 1}")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -42,17 +45,6 @@ class LyingPublisher:
         self._stop.set()
         self._thread.join()
         self._context.destroy(linger=0)
-
-    def _bind(self) -> None:
-        for _ in range(100):
-            self._published, self._answers = self._context.socket(zmq.PUB), self._context.socket(zmq.ROUTER)
-            self.port = self._published.bind_to_random_port("tcp://127.0.0.1", PUBLISH_FIRST, PUBLISH_LAST)
-            with contextlib.suppress(zmq.ZMQError):
-                self._answers.bind(f"tcp://127.0.0.1:{self.port + 1}")
-                return
-            self._published.close(linger=0)
-            self._answers.close(linger=0)
-        raise AssertionError("no two neighbouring ports are free")
 
     def _run(self) -> None:
         answering: dict[bytes, Iterator[bytes]] = {}

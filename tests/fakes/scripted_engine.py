@@ -64,7 +64,9 @@ class ScriptedEngine:
 
     def __init__(self) -> None:
         self.hold_after: int | None = None
-        """Tokens after which every request waits for ever."""
+        """Tokens after which every request waits until it may go on."""
+        self.go_on = asyncio.Event()
+        """Not set, unless a test does it, in the server's event loop."""
         self.fail_after: tuple[int, Exception] | None = None
         """Tokens after which every request fails, and how."""
         self.pause_s = 0.0
@@ -140,7 +142,7 @@ class ScriptedEngine:
         scored = [_logprobs(token, sampling.prompt_logprobs) for token in prompt[1:]]
         for i in range(sampling.max_tokens or MAX_MODEL_LEN):
             if self.hold_after == i:
-                await asyncio.Event().wait()
+                await self.go_on.wait()
             if self.fail_after is not None and self.fail_after[0] == i:
                 raise self.fail_after[1]
             await asyncio.sleep(self.pause_s)

@@ -15,6 +15,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.fakes.free_ports import free_ports
+
 PATH = "/apis/discovery.k8s.io/v1/namespaces/ns/endpointslices"
 SELECTOR = "kubernetes.io/service-name=qwen-engine"
 Slice = dict[str, Any]
@@ -141,9 +143,8 @@ class SliceServer:
         app.router.add_get("/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.01)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=tls)
-        await site.start()
-        self.port = self._runner.addresses[0][1]
+        self.port = self.port or free_ports()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=tls).start()
 
     async def stop(self) -> None:
         """Stop listening, and break every connection."""
@@ -212,7 +213,7 @@ async def slice_server() -> AsyncIterator[SliceServer]:
         await server.stop()
 
 
-async def until(condition: Callable[[], bool], within: float = 30.0) -> None:
+async def until(condition: Callable[[], bool], within: float = 120.0) -> None:
     """Wait for something that other tasks bring about."""
     async with asyncio.timeout(within):
         while not condition():  # noqa: ASYNC110

@@ -199,7 +199,7 @@ class TrieSource:
 
     def fill(self, rows: Sequence[tuple[Matcher, int]], masks: Mask) -> dict[int, Exception]:
         assert len({id(matcher) for matcher, _ in rows}) == len(rows) == len({row for _, row in rows})
-        assert self.may_fill.wait(10)
+        assert self.may_fill.wait(120)
         self.num_fills += len(rows)
         failures: dict[int, Exception] = {}
         for matcher, row in rows:

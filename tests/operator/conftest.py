@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ import pytest
 import yaml
 from pagefleet_download.progress import ProgressMeter
 from pagefleet_download.settings import DownloadSettings
+from pagefleet_operator.local import machine
 from pagefleet_operator.local.fleet import Fleet
 from pagefleet_operator.local.model_fetch import Download
 from pagefleet_operator.local.settings import Commands, LocalSettings, Timing
@@ -28,6 +29,7 @@ from pagefleet_protocol.model_facts import DownloadResult
 from pagefleet_protocol.resource_documents import parse_inference_service
 
 from tests.fakes.fleet_processes import recorded_pids
+from tests.fakes.free_ports import free_ports
 from tests.fakes.resource_documents import service_document
 
 FAKES = Path(__file__).parents[1] / "fakes"
@@ -126,7 +128,7 @@ class RunningFleet:
         part.write_text(yaml.safe_dump_all(documents))
         part.replace(self.manifest)
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 300.0) -> None:
         """Wait for something to become true; fail with what was said when it does not."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -205,9 +207,16 @@ async def no_download(uri: str, folder: Path, settings: DownloadSettings, progre
 StartFleet = Callable[..., AbstractAsyncContextManager[RunningFleet]]
 
 
+def own_row(host: str, count: int, taken: Iterable[int] = ()) -> range:
+    first = free_ports(count)
+    return range(first, first + count)
+
+
 @pytest.fixture
-def start_fleet(tmp_path: Path, commands: Commands, quick: Timing) -> StartFleet:
+def start_fleet(tmp_path: Path, commands: Commands, quick: Timing, monkeypatch: pytest.MonkeyPatch) -> StartFleet:
     """Return what runs a fleet of fake processes for the length of an `async with`."""
+    # Fleets of tests side by side would now and then draw one port, which is listened on later.
+    monkeypatch.setattr(machine, "free_row", own_row)
 
     @contextlib.asynccontextmanager
     async def start(

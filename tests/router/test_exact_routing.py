@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import re
 import signal
 import subprocess
@@ -59,7 +60,7 @@ class Engine:
 @contextlib.asynccontextmanager
 async def routing(folder: Path, engines: Sequence[Engine], **settings: Any) -> AsyncIterator[Fleet]:
     config = RouterConfig(endpoints_file=folder / "endpoints.json", port=0, **settings)
-    made = Fleet(Router(config, None, FAST_MONITOR), 0, [], folder)
+    made = Fleet(Router(config, None, FAST_MONITOR, rng=random.Random(0)), 0, [], folder)
     made.write_endpoints(*(Endpoint(engine.name, engine.url, "m") for engine in engines))
     try:
         async with made.router.running() as made.port:

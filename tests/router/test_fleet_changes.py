@@ -8,6 +8,7 @@ import gc
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,8 +22,20 @@ from pagefleet_router.exchange.exchange import Exchange
 from pagefleet_router.wire.client_connection import ClientConnection
 from pagefleet_router.wire.client_request import ClientRequest
 
-from tests.fakes.faulty_engine import Behaviour, FaultyEngine, Fleet, chat, fleet, post, silent, stream, whole
-from tests.fakes.free_ports import free_ports
+from tests.fakes.faulty_engine import (
+    SSE_HEAD,
+    Behaviour,
+    FaultyEngine,
+    Fleet,
+    Seen,
+    chat,
+    chunked,
+    fleet,
+    post,
+    silent,
+    stream,
+    whole,
+)
 
 EVENT = b'data: {"n": 1}\n\n'
 
@@ -88,15 +101,22 @@ def test_an_engine_that_leaves_the_list_finishes_its_streams(tmp_path: Path) -> 
 
 async def begin_drain(f: Fleet) -> asyncio.Task[None]:
     drain = asyncio.ensure_future(f.router.drain())
-    await asyncio.sleep(0.02)
+    await f.until(lambda: f.router.front.leaving)
     return drain
 
 
 def test_draining_finishes_what_runs_and_takes_nothing_new(tmp_path: Path) -> None:
+    go_on = asyncio.Event()
+
+    async def in_two_parts(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(SSE_HEAD + chunked(EVENT))
+        await go_on.wait()
+        writer.write(chunked(EVENT) + b"0\r\n\r\n")
+
     async def scenario() -> None:
-        async with fleet(tmp_path, stream([EVENT] * 10, gap=0.03)) as f:
+        async with fleet(tmp_path, in_two_parts) as f:
             idle, busy = await f.connect(), await f.connect()
-            await idle.send(post(chat(stream=True)))
+            await idle.send(b"GET /livez HTTP/1.1\r\nhost: r\r\n\r\n")
             await idle.answer()
             await busy.send(post(chat(stream=True)))
             await busy.head()
@@ -107,10 +127,11 @@ def test_draining_finishes_what_runs_and_takes_nothing_new(tmp_path: Path) -> No
             answer = await f.ask(post(chat()))
             assert (answer.status, answer.error["code"]) == (503, "server_shutting_down")
             assert answer.headers["connection"] == "close"
+            go_on.set()
             body = b""
             while part := await busy.chunk():
                 body += part
-            assert body == EVENT * 10
+            assert body == EVENT * 2
             await asyncio.wait_for(drain, 30)
             assert await busy.ended()
 
@@ -139,22 +160,16 @@ def test_what_is_left_at_the_end_of_a_drain_is_told(tmp_path: Path) -> None:
     uvloop.run(scenario())
 
 
-def start_router(folder: Path, engine: FaultyEngine, port: int, *flags: str) -> subprocess.Popen[bytes]:
+def start_router(folder: Path, engine: FaultyEngine, *flags: str) -> subprocess.Popen[bytes]:
     file = folder / "endpoints.json"
     file.write_bytes(encode_endpoints((Endpoint("e0", engine.url, "m"),)))
-    command = [sys.executable, "-m", "pagefleet_router.cli", "--endpoints-file", str(file), "--port", str(port), *flags]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "pagefleet_router.cli", "--endpoints-file", str(file), "--port", "0", *flags]
+    with log_of(folder).open("wb") as log:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
 
 
-async def until_ready(f: Fleet) -> None:
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                if (await f.get("/readyz")).status == 200:
-                    return
-            except (OSError, asyncio.IncompleteReadError):
-                pass
-            await asyncio.sleep(0.05)
+def log_of(folder: Path) -> Path:
+    return folder / "router.log"
 
 
 @contextlib.asynccontextmanager
@@ -164,11 +179,13 @@ async def process_fleet(
     """Start one engine here and a router as a process of its own."""
     engine = FaultyEngine(behave)
     await engine.start()
-    port = free_ports()
-    process = start_router(folder, engine, port, *flags)
-    f = Fleet(None, port, [engine], folder)  # type: ignore[arg-type]
+    process = start_router(folder, engine, *flags)
+    f = Fleet(None, 0, [engine], folder)  # type: ignore[arg-type]
     try:
-        await until_ready(f)
+        await f.until(lambda: "engine e0 is ready" in log_of(folder).read_text(), 120)
+        listens = re.search(r"listening on http://127\.0\.0\.1:(\d+)", log_of(folder).read_text())
+        assert listens is not None
+        f.port = int(listens[1])
         yield f, process
     finally:
         process.kill()
@@ -183,14 +200,14 @@ async def process_fleet(
 @pytest.mark.parametrize(("num_signals", "status"), [(1, 0), (2, 1)])
 def test_signals_of_a_real_process(tmp_path: Path, num_signals: int, status: int) -> None:
     async def scenario() -> None:
-        gap = 0.05 if num_signals == 1 else 2.0  # the second signal has to come before the end
+        gap = 0.05 if num_signals == 1 else 600.0  # the second signal has to come before the end
         async with process_fleet(tmp_path, stream([EVENT] * 10, gap), "--access-log") as (f, process):
             client = await f.connect()
             await client.send(post(chat("a secret prompt", stream=True)))
             head = await client.head()
             for _ in range(num_signals):
                 process.send_signal(signal.SIGTERM)
-                await asyncio.sleep(0.1)
+                await f.until(lambda: "draining 1 requests" in log_of(tmp_path).read_text())
             answer = await client.rest(head)
             assert (answer.body == EVENT * 10) == (num_signals == 1)
             assert await asyncio.to_thread(process.wait, 60) == status

@@ -16,8 +16,8 @@ from pagefleet_router.scheduling.selection import pick_random_lowest, ranked
 
 
 def make_policy(
-    name: PolicyName, knowledge: PrefixKnowledge, clock: Callable[[], float], rng: random.Random | None = None
-) -> Policy:
+    name: PolicyName, knowledge: PrefixKnowledge, clock: Callable[[], float], rng: random.Random
+) -> Policy:  # fmt: skip
     """Return a policy.
 
     Args:
@@ -26,7 +26,6 @@ def make_policy(
         clock: that of the table.
         rng: for ties and samples.
     """
-    rng = rng or random.Random()  # noqa: S311 - guards nothing
     if name == "least-load":
         return LeastLoad(rng, clock)
     if name == "round-robin":

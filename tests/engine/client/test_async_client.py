@@ -92,7 +92,7 @@ async def tokens_of(
     return [token async for _, chunk in client.generate(asked) for token in chunk.token_ids]
 
 
-async def eventually(holds: Callable[[], bool], within_s: float = 30.0) -> float:
+async def eventually(holds: Callable[[], bool], within_s: float = 120.0) -> float:
     """Wait until something holds; return the seconds it took."""
     began = time.monotonic()
     while not holds():
@@ -102,7 +102,7 @@ async def eventually(holds: Callable[[], bool], within_s: float = 30.0) -> float
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 200))
+    asyncio.run(asyncio.wait_for(test(), 600))
 
 
 async def whole_outputs(client: AsyncEngineClient) -> None:
@@ -291,13 +291,13 @@ def test_a_full_queue_is_told_and_recovers() -> None:
 def test_a_killed_core_ends_every_request() -> None:
     async def scenario() -> None:
         deaths: list[float] = []
-        async with running("delay=0.01", lambda: deaths.append(time.monotonic())) as client:
+        async with running("delay=0.1", lambda: deaths.append(time.monotonic())) as client:
             crowd = [asyncio.create_task(tokens_of(client, 1, LONG, f"r{n}")) for n in range(8)]
-            await asyncio.sleep(0.2)
+            await eventually(lambda: client.stats is not None and client.stats.requests_running == 4)
             killed_at = time.monotonic()
             os.kill(client.core_pids[0], signal.SIGKILL)
             results = await asyncio.gather(*crowd, return_exceptions=True)
-            assert time.monotonic() - killed_at < 20
+            assert time.monotonic() - killed_at < 60
             assert [type(result) for result in results] == [EngineDead] * 8
             assert len(deaths) == 1
             assert not client.health().alive
@@ -442,11 +442,11 @@ def test_a_core_that_ends_without_a_word_is_noticed() -> None:
 
 def test_closing_ends_the_core_and_removes_its_folder() -> None:
     async def scenario() -> None:
-        async with running("delay=0.01") as client:
+        async with running("delay=0.1") as client:
             pid, folder = client.core_pids[0], client._cores[0].process.folder
             assert folder.stat().st_mode & 0o777 == 0o700
             waiting = asyncio.create_task(tokens_of(client, 1, LONG))
-            await asyncio.sleep(0.05)
+            await eventually(lambda: client.stats is not None and client.stats.requests_running == 1)
         with pytest.raises(EngineDead):
             await waiting
         assert not folder.exists()
@@ -478,7 +478,7 @@ def test_a_core_ends_with_its_parent() -> None:
     parent.stdout.close()
     killed_at = time.monotonic()
     while _runs(int(pid)) or Path(folder).exists():
-        assert time.monotonic() - killed_at < 30, "the core outlives its parent"
+        assert time.monotonic() - killed_at < 120, "the core outlives its parent"
         time.sleep(0.01)
 
 

@@ -156,14 +156,14 @@ def test_a_request_is_ended_at_every_rank() -> None:
 def test_a_rank_that_is_killed_ends_the_engine() -> None:
     async def scenario() -> None:
         deaths: list[float] = []
-        async with running("delay=0.01", lambda: deaths.append(time.monotonic())) as client:
+        async with running("delay=0.1", lambda: deaths.append(time.monotonic())) as client:
             crowd = [asyncio.create_task(tokens_of(client, 1, LONG, f"r{n}")) for n in range(8)]
             await eventually(lambda: len(client._streams) == 8)
             pids, folders = client.core_pids, [core.process.folder for core in client._cores]
             killed_at = time.monotonic()
             os.kill(pids[1], signal.SIGKILL)
             results = await asyncio.gather(*crowd, return_exceptions=True)
-            assert time.monotonic() - killed_at < 20
+            assert time.monotonic() - killed_at < 60
             assert [type(result) for result in results] == [EngineDead] * 8
             assert len(deaths) == 1
             assert not client.health().alive

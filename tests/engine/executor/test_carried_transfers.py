@@ -317,7 +317,7 @@ def test_a_receive_that_no_send_follows_stalls_steps_for_a_while_and_ends_its_li
 def test_targets_that_stop_together_hold_steps_no_longer_than_one(
     pairs: Callable[[str, str], Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(communicator, "IN_TURN_STALL_S", 2.0)
+    monkeypatch.setattr(communicator, "IN_TURN_STALL_S", 6.0)  # a busy machine may stand still for seconds
     pair = pairs("heads", "one")
     other = pair.add("e", "one")
     pair.world.connects = False
@@ -330,7 +330,7 @@ def test_targets_that_stop_together_hold_steps_no_longer_than_one(
     pair.rests = False  # the next step comes behind both
     pair.told(pair.p, LinkDown, 2)
     pair.computes_on()
-    assert 1.5 < pair.longest_s < 3.5
+    assert 5.5 < pair.longest_s < 11.5, "once, and not once after the other"
 
 
 def test_links_that_end_in_the_middle_leave_no_turn_open(pairs: Callable[[str, str], Pair]) -> None:

@@ -372,7 +372,7 @@ def test_a_rank_that_dies_in_a_step_is_noticed(start: Start, rank: int) -> None:
     step, began = executor.launch(plan(0, f"die-{rank}", "a")), time.monotonic()
     with pytest.raises(EngineDead, match=f"rank {rank} on {HOST} was killed by signal 9; .*: the engine must be"):
         end_of(executor, step)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert are_gone(executor)
 
 
@@ -515,7 +515,7 @@ def test_ranks_end_with_a_parent_that_is_killed() -> None:
     assert len(ranks) == 2
     parent.kill()
     parent.communicate()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(runs(pid) for pid in ranks):
         assert time.monotonic() < deadline
         time.sleep(0.02)

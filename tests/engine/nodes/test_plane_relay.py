@@ -15,7 +15,7 @@ from pagefleet_engine.nodes.plane_relay import PlaneRelay
 from pagefleet_engine.nodes.remote_node import LinkWire
 from pagefleet_engine.ranks.doorbell import Doorbell
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
 class Told:

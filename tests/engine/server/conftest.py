@@ -130,7 +130,7 @@ class LiveServer:
             self.loop_lag_s = max(self.loop_lag_s, lag)
 
     def _wait_until_answering(self) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             try:
                 self.http.get("/livez")
@@ -171,7 +171,7 @@ class LiveServer:
             "/v1/chat/completions", json={"model": MODEL, "messages": messages, "max_tokens": 4, **fields}
         )
 
-    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 30.0) -> float:
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 120.0) -> float:
         """Wait for a condition; return how long it took."""
         started = time.monotonic()
         while not condition():

@@ -24,6 +24,7 @@ from pagefleet_protocol import metric_names as names
 from pagefleet_protocol.engine_facts import FACTS_PATH, decode_facts
 from pagefleet_protocol.load_progress import LoadProgress, decode_loading, encode_loading
 
+from tests.engine.server.test_process import PATIENCE_S
 from tests.fakes.fleet_processes import all_gone, child_pids
 from tests.fakes.free_ports import free_ports
 
@@ -70,7 +71,7 @@ class Process:
         started = time.monotonic()
         while not self._holds(condition):
             assert self.process.poll() is None, "".join(self.log)
-            assert time.monotonic() - started < 120, "".join(self.log)
+            assert time.monotonic() - started < PATIENCE_S, "".join(self.log)
             time.sleep(0.02)
 
     def _holds(self, condition: Callable[[], Any]) -> bool:
@@ -79,7 +80,7 @@ class Process:
         return False
 
     def ended(self) -> int:
-        status = self.process.wait(60)
+        status = self.process.wait(PATIENCE_S)
         self._reader.join(10)
         return status
 
@@ -136,7 +137,7 @@ def router(ranks: Ranks) -> Iterator[str]:
     router = Process("pagefleet_router.cli", *engines, "--model-name", "m", "--port", str(port), "--explain")
     url = f"http://127.0.0.1:{port}"
     try:
-        router.until(lambda: 'pagefleet_router_endpoints{state="ready"} 2' in httpx.get(f"{url}/metrics").text)
+        router.until(lambda: 'pagefleet_router_endpoints{state="ready"} 2' in page_of(url))
         router.until(lambda: gauge(url, "pagefleet_router_kv_engines_followed") == 2)
         router.until(lambda: any("the tokenizer of " in line for line in router.log))
         yield url
@@ -147,14 +148,18 @@ def router(ranks: Ranks) -> Iterator[str]:
 def ask(url: str, prompt: str) -> tuple[str, str, int]:
     """Return the port that a router chose, the answer, and the prompt's full blocks."""
     body = {"model": "m", "prompt": prompt, "max_tokens": 4, "temperature": 0}
-    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
     port, said = answer.headers.get(headers.ENGINE_ID, "").rpartition(":")[2], answer.json()
     return port, said["choices"][0]["text"], said["usage"]["prompt_tokens"] // 16
 
 
+def page_of(url: str) -> str:
+    return httpx.get(f"{url}/metrics", timeout=PATIENCE_S).text
+
+
 def gauge(url: str, name: str) -> float:
-    lines = (line for line in httpx.get(f"{url}/metrics").text.splitlines() if line.startswith(f"{name} "))
+    lines = (line for line in page_of(url).splitlines() if line.startswith(f"{name} "))
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
@@ -174,7 +179,7 @@ def filled(ranks: Ranks, router: str, place: str) -> tuple[list[str], list[tuple
 
 @pytest.mark.fleet
 def test_a_router_keeps_a_prefix_at_its_rank_and_goes_on_when_one_is_lost(ranks: Ranks, router: str) -> None:
-    facts = [decode_facts(httpx.get(url + FACTS_PATH).content) for url in ranks.urls]
+    facts = [decode_facts(httpx.get(url + FACTS_PATH, timeout=PATIENCE_S).content) for url in ranks.urls]
     assert len({one.incarnation for one in facts}) == len({one.kv_events_port for one in facts}) == 2
     for place in ("wood", "city", "field", "cave"):
         late = gauge(router, names.ROUTER_PROMPTS_LATE)

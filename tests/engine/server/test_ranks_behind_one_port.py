@@ -19,6 +19,7 @@ from pagefleet_protocol.fleet_key import FleetKey
 from pagefleet_protocol.kube_names import RANK_PORTS_APART
 from pagefleet_protocol.kv_handoff import KV_TRANSFER, KvTransfer
 
+from tests.engine.server.test_process import PATIENCE_S
 from tests.engine.server.test_rank_servers import Process, gauge
 from tests.fakes.fleet_processes import all_gone, child_pids
 from tests.fakes.free_ports import free_ports
@@ -79,7 +80,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 def ask(url: str, prompt: str, leg: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
     body = {"model": "m", "prompt": prompt, "max_tokens": 8, "temperature": 0}
-    answer = httpx.post(f"{url}/v1/completions", json=body, headers=leg, timeout=60)
+    answer = httpx.post(f"{url}/v1/completions", json=body, headers=leg, timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 
@@ -106,7 +107,7 @@ def pass_kv(fleet: Fleet, prefill: tuple[EngineFacts, int], decode: tuple[Engine
 
 
 def test_each_rank_passes_kv_to_each_and_a_router_knows_what_they_have(fleet: Fleet) -> None:
-    prefill, decode = (decode_facts(httpx.get(url + FACTS_PATH).content) for url in fleet.urls)
+    prefill, decode = (decode_facts(httpx.get(url + FACTS_PATH, timeout=PATIENCE_S).content) for url in fleet.urls)
     assert len({cache.incarnation for one in (prefill, decode) for cache in one.caches}) == 4
     pairs = list(itertools.product(range(2), range(2)))
     prompts = [f"{number}: the fox had a little house in the wood, " * 50 for number in range(len(pairs))]

@@ -15,7 +15,8 @@ from pagefleet_protocol import metric_names
 from pagefleet_protocol.engine_facts import FACTS_PATH, decode_facts
 from pagefleet_router.signals.figures import parse_figures
 
-from tests.engine.server.test_process import OpenStream, ServerProcess, _is_alive
+from tests.engine.server.test_process import PATIENCE_S, OpenStream, ServerProcess, _is_alive
+from tests.fakes.fleet_processes import shared_memory
 
 pytestmark = pytest.mark.fleet
 
@@ -61,7 +62,7 @@ def test_a_router_sees_one_engine_with_the_room_of_both(server: ServerProcess) -
     facts = decode_facts(server.http.get(FACTS_PATH).content)
     assert facts.max_num_seqs == server.gauge(metric_names.ENGINE_REQUESTS_MAX) == 512
     assert facts.num_blocks == 512
-    streams = [OpenStream(server, max_tokens=300) for _ in range(3)]
+    streams = [OpenStream(server, max_tokens=1200) for _ in range(3)]
     server.wait_until(lambda: server.running() == 3)
     page = server.http.get("/metrics").content
     figures = parse_figures(page)
@@ -102,7 +103,7 @@ def test_each_copy_may_be_divided_among_ranks_of_its_own(server: ServerProcess) 
         assert len(pids) >= 2 + 4, "two cores, each with two ranks"
         assert answers(divided, PROMPTS) == answers(server, PROMPTS)
         os.kill(divided.core_pids[1], signal.SIGKILL)
-        assert divided.process.wait(60) == 1
+        assert divided.process.wait(PATIENCE_S) == 1
         divided.wait_until(lambda: not any(map(_is_alive, pids)))
     finally:
         divided.stop()
@@ -112,14 +113,14 @@ def test_a_killed_core_ends_every_request_and_the_process() -> None:
     server = ServerProcess(MODEL, "-dp", "2")
     pids = server.core_pids
     assert len(pids) == 2
-    before = {path.name for path in Path("/dev/shm").iterdir()}
+    before = shared_memory()
     streams = [OpenStream(server, max_tokens=2000) for _ in range(4)]
     server.wait_until(lambda: sorted(server.gauges(RUNNING)) == [2, 2])
     killed = time.monotonic()
     os.kill(pids[0], signal.SIGKILL)
     for stream in streams:
         assert json.loads(stream.join()[-1].removeprefix("data: "))["error"]["code"] == "engine_dead"
-    assert time.monotonic() - killed < 20.0
+    assert time.monotonic() - killed < 60.0
     assert server.stop() == 1
     assert not any(map(_is_alive, pids))
-    assert {path.name for path in Path("/dev/shm").iterdir()} <= before
+    assert shared_memory() <= before

@@ -86,4 +86,4 @@ def test_every_block_comes_back(pair: Pair) -> None:
     assert received > 0
     if NUM_REQUESTS >= WARM:
         assert max(growth) < MOST_GROWTH_KIB
-    assert httpx.get(f"{pair.decode.url}/livez").status_code == 200
+    assert httpx.get(f"{pair.decode.url}/livez", timeout=60).status_code == 200

@@ -28,7 +28,7 @@ QUESTIONS = [
     )
 ]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 
 
 def start(**settings: Any) -> LLM:

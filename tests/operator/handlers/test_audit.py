@@ -129,7 +129,7 @@ def test_a_start_is_complete_when_all_that_was_listed_was_seen(lab: Lab) -> None
         await asyncio.sleep(0.01)
         assert not waiting.done()
         lab.show("two")
-        await asyncio.wait_for(waiting, 30)
+        await asyncio.wait_for(waiting, 120)
 
     asyncio.run(scenario())
 
@@ -141,6 +141,6 @@ def test_a_start_does_not_wait_for_what_went_meanwhile(lab: Lab) -> None:
         await asyncio.sleep(0.01)
         lab.cluster.store.delete(KINDS["ConfigMap"], "apps", "two")  # before any watch began
         lab.now += RELIST_S
-        await asyncio.wait_for(waiting, 30)
+        await asyncio.wait_for(waiting, 120)
 
     asyncio.run(scenario())

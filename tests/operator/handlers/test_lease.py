@@ -169,10 +169,10 @@ def test_acquire_and_hold_end_when_the_lease_is_lost(lab: Lab) -> None:
     one = Leadership(lab.cluster, PLACE, "one", quick)
 
     async def scenario() -> None:
-        await asyncio.wait_for(one.acquire(), 30)
+        await asyncio.wait_for(one.acquire(), 120)
         assert one.leads
         lab.cluster.down = True
-        await asyncio.wait_for(one.hold(), 30)
+        await asyncio.wait_for(one.hold(), 120)
         assert not one.leads
 
     run(scenario())

@@ -121,7 +121,7 @@ def test_it_asks_again_and_again(lab: Lab) -> None:
     async def scenario() -> None:
         lab.says()
         running = asyncio.create_task(lab.live.run(woken.extend))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while not woken:  # noqa: ASYNC110 - the list has no event
                 await asyncio.sleep(0.001)
         running.cancel()

@@ -313,7 +313,7 @@ def test_a_clean_stop_ends_in_time_and_the_probes_answer_until_then() -> None:
             w.apply()
             await until(lambda: w.condition("Ready"))
             assert running.operator.port > 0
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 await running.stop()
 
     run(scenario)

@@ -165,9 +165,9 @@ def test_a_table_that_changes_all_the_time_is_drawn_twice_a_second(build: Any) -
         process = {"qwen-engine-0": ProcessView(1, NOW)}
         reporter.show([replace(view(build(), Instance(0, "x", State.READY)), processes=process)])
         time.sleep(0.01)
-    num_drawn = stream.getvalue().count("INSTANCE")
+    num_drawn, took_s = stream.getvalue().count("INSTANCE"), time.monotonic() - began
     reporter.close()
-    assert 1 <= num_drawn <= 5
+    assert 1 <= num_drawn <= 2 * took_s + 2
 
 
 def test_a_table_that_stays_the_same_is_not_drawn_again(build: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ async def kubernetes_fleet(folder: Path, server: SliceServer, *behaviours: Behav
         await engine.start()
     config = RouterConfig(kubernetes_service="qwen-engine", model_name="m", model_alias=("gpt-4o", "o/n"), port=0)
     source = KubernetesSource(ApiAccess(server.url, None, None), ServiceRef("ns", "qwen-engine", "m"), FAST)
-    made = Fleet(Router(config, None, FAST_MONITOR, source), 0, engines, folder)
+    made = Fleet(Router(config, None, FAST_MONITOR, source, rng=random.Random(0)), 0, engines, folder)
     try:
         async with made.router.running() as made.port:
             yield made

@@ -354,6 +354,7 @@ def test_where_no_pair_can_be_made_one_engine_does_all(
 
 def test_a_prefill_engine_that_fails_in_a_row_is_ejected(tmp_path: Path) -> None:
     async def check(f: PairFleet) -> None:
+        f.made.keep_ejected()
         for number in range(60):
             assert (await f.made.ask(post(long_chat(number)))).status == 200
             if f.made.router.metrics.ejections:

@@ -13,6 +13,7 @@ from pagefleet_protocol.engine_facts import FACTS_PATH, EngineFacts, encode_fact
 
 from tests.fakes.faulty_engine import Answer, Client, Seen, chat, post, stream, whole
 from tests.fakes.route_process import (
+    ProgrammedFleet,
     RouteProcess,
     programmed_engines,
     programmed_fleet,
@@ -86,10 +87,19 @@ async def answers_of(clients: list[Client]) -> list[Answer]:
         return [await client.answer() for client in clients]
 
 
+async def leave_without_engine(fleet: ProgrammedFleet) -> None:
+    """Have the router know a second model, `n`, of which no engine is listed any more."""
+    ours, log = Endpoint("e0", fleet.engines[0].url, "m"), fleet.router.log
+    write_endpoints(fleet.file, ours, Endpoint("gone", "http://127.0.0.1:9", "n"))
+    await until(lambda: any("engines: 2" in line for line in log))
+    write_endpoints(fleet.file, ours)
+    await until(lambda: any("engines: 1 (0 new, 1 gone)" in line for line in log))
+
+
 def test_the_end_of_a_router_with_streams_queued_and_held_requests(tmp_path: Path) -> None:
-    """F28: not ready, nothing new, what runs or waits in line is answered, what still waits then is told, exit 0."""
+    """F28: not ready, nothing new, what runs or waits in line is answered, and who left is not waited for: exit 0."""
     gated = Gated()
-    flags = ("--cold-start-timeout", "600", "--drain-timeout", "6")
+    flags = ("--cold-start-timeout", "600", "--drain-timeout", "600")
 
     async def scenario() -> None:
         async with programmed_fleet(tmp_path, [gated], *flags) as fleet:
@@ -98,11 +108,7 @@ def test_the_end_of_a_router_with_streams_queued_and_held_requests(tmp_path: Pat
             engine.internal[FACTS_PATH] = encode_facts(FACTS)
             engine.incarnation = FACTS.incarnation
             await until(lambda: engine.num_asked[FACTS_PATH] > num_asked)
-            ours = Endpoint("e0", engine.url, "m")
-            write_endpoints(fleet.file, ours, Endpoint("gone", "http://127.0.0.1:9", "n"))
-            await until(lambda: any("engines: 2" in line for line in router.log))
-            write_endpoints(fleet.file, ours)
-            await until(lambda: any("engines: 1 (0 new, 1 gone)" in line for line in router.log))
+            await leave_without_engine(fleet)
             streams = await begin(router, ROOM, streamed=True)
             await until(lambda: engine.num_open == ROOM)
             queued = await begin(router, 3, streamed=False)
@@ -120,6 +126,26 @@ def test_the_end_of_a_router_with_streams_queued_and_held_requests(tmp_path: Pat
             for answer in await answers_of(streams):
                 assert (answer.status, answer.body, answer.cut) == (200, EVENT * 3, False)
             assert [answer.status for answer in await answers_of(queued)] == [200] * 3
+            assert router.process.returncode is None, "others are held"
+            for client in held:
+                client.close()
+            assert await router.ended() == 0
+            assert len(engine.seen) == ROOM + 3
+
+    asyncio.run(scenario())
+
+
+def test_what_is_held_is_told_when_the_time_for_the_end_is_over(tmp_path: Path) -> None:
+    """F28."""
+    flags = ("--cold-start-timeout", "600", "--drain-timeout", "0.5")
+
+    async def scenario() -> None:
+        async with programmed_fleet(tmp_path, [whole()], *flags) as fleet:
+            router = fleet.router
+            await leave_without_engine(fleet)
+            held = [*await begin(router, 2, streamed=False, model="n"), *await begin(router, 1, True, "n")]
+            await until(lambda: is_waiting(router, held=3))
+            router.process.send_signal(signal.SIGTERM)
             *told, in_stream = await answers_of(held)
             assert [(answer.status, answer.error["code"]) for answer in told] == [(503, "server_shutting_down")] * 2
             if in_stream.status == 200:  # it has had comments to keep it alive
@@ -129,6 +155,5 @@ def test_the_end_of_a_router_with_streams_queued_and_held_requests(tmp_path: Pat
             else:
                 assert in_stream.error["code"] == "server_shutting_down"
             assert await router.ended() == 0
-            assert len(engine.seen) == ROOM + 3
 
     asyncio.run(scenario())

@@ -113,6 +113,16 @@ async def complete(router: RouteProcess, prompt: str) -> Answer:
     return answer
 
 
+async def complete_again(router: RouteProcess) -> tuple[Answer, Answer]:
+    """Return two answers to one prompt, which the router had the time to read both times."""
+    for number in range(8):
+        late, prompt = await router.metric("prompts_late_total"), document(f"Afterwards {number}")
+        told, again = await complete(router, prompt), await complete(router, prompt)
+        if await router.metric("prompts_late_total") == late:
+            return told, again
+    raise AssertionError("it never had the time")
+
+
 def cached_of(answer: Answer) -> tuple[int, int]:
     """Return the tokens that were cached, and those that could have been."""
     usage = answer.json["usage"]
@@ -130,9 +140,10 @@ def test_when_a_router_is_killed_the_other_serves_and_a_new_one_knows_what_they_
     folder: Path, engines: list[TinyEngine]
 ) -> None:
     """F15."""
-    prompts = [document(f"Page {letter}") for letter in "ABCDEF"]
 
-    async def check(flags: list[str]) -> None:
+    async def is_so(flags: list[str], number: int) -> bool:
+        """Whether it is, as far as routers had the time to read prompts: else they go by the text."""
+        prompts = [document(f"Page {number} {letter}") for letter in "ABCDEF"]
         async with route_process(*flags) as first, route_process(*flags) as second:
             for router in (first, second):
                 await until(lambda router=router: knows(router), PATIENCE_S)  # type: ignore[misc]
@@ -143,15 +154,27 @@ def test_when_a_router_is_killed_the_other_serves_and_a_new_one_knows_what_they_
             os.kill(first.process.pid, signal.SIGKILL)
             assert await first.ended() == -signal.SIGKILL
             homes = [answer.headers["x-pagefleet-engine"] for answer in told]
-            assert [(await one).headers["x-pagefleet-engine"] for one in asked] == homes
+            followed = [(await one).headers["x-pagefleet-engine"] for one in asked]
+            if await second.metric("prompts_late_total"):
+                return False
+            assert followed == homes
             async with route_process(*flags) as third:
                 await until(lambda: knows(third, blocks), PATIENCE_S)
-                for prompt, home in zip(prompts, homes, strict=True):
-                    answer = await complete(third, prompt)
+                answers = [await complete(third, prompt) for prompt in prompts]
+                if await third.metric("prompts_late_total"):
+                    return False
+                for answer, home in zip(answers, homes, strict=True):
                     cached, most = cached_of(answer)
                     rows = {row["engine"]: row for row in json.loads(answer.headers["x-pagefleet-explain"])}
                     assert answer.headers["x-pagefleet-engine"] == home
                     assert cached == most == rows[home]["cached_tokens"] > 500
+        return True
+
+    async def check(flags: list[str]) -> None:
+        for number in range(8):
+            if await is_so(flags, number):
+                return
+        raise AssertionError("routers never had the time")
 
     run(folder, engines, check)
 
@@ -247,9 +270,7 @@ def test_strangers_and_garbage_on_event_ports_under_load_change_nothing(
                     stranger.close()
             assert await router.metric("kv_events_dropped_total") == 0
             assert all(engine.process.poll() is None for engine in engines)
-            prompt = document("Afterwards")
-            told = await complete(router, prompt)
-            again = await complete(router, prompt)
+            told, again = await complete_again(router)
             cached, most = cached_of(again)
             assert (again.headers["x-pagefleet-engine"], cached) == (told.headers["x-pagefleet-engine"], most)
 

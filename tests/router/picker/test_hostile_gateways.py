@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 import uvloop
+from pagefleet_router import app
 from pagefleet_router.picker import server
 from pagefleet_router.picker.ext_proc import Phase, read_message
 from pagefleet_router.picker.protobuf import WireError, embedded
@@ -257,13 +259,19 @@ def test_a_strangers_answer_is_no_good_one(tmp_path: Path, monkeypatch: pytest.M
     uvloop.run(scenario())
 
 
-def test_while_a_router_leaves_gateways_are_answered_for_a_moment_more(tmp_path: Path) -> None:
+def test_while_a_router_leaves_gateways_are_answered_for_a_moment_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(app, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
     async def scenario() -> None:
         async with gated(tmp_path, whole(), drain_timeout=20.0) as (f, g):
             drain = asyncio.create_task(f.router.drain())
-            await asyncio.sleep(0.1)
+            await f.until(lambda: f.router.front.leaving)
             assert await g.health("readiness") == 2
             assert (await g.send(ask())).answer.status == 200
+            clock.now += 1.0
             await drain
 
     uvloop.run(scenario())

@@ -151,6 +151,7 @@ def test_what_an_engine_says_for_the_fleet_alone_does_not_reach_clients(tmp_path
 def test_an_engine_that_fails_in_a_row_is_ejected(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with gated(tmp_path, whole(500), whole(), policy="round-robin") as (f, g):
+            f.keep_ejected()
             for _ in range(20):
                 await g.send(ask())
             engine = f.router.table.engine("e0")

@@ -11,10 +11,12 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 import uvloop
+from pagefleet_router.signals.monitor import MonitorTiming
 
 from tests.fakes.ext_proc_schema import BUFFERED, FULL_DUPLEX, NONE, STREAMED, ProcessingRequest
 from tests.fakes.faulty_engine import Behaviour, stream, whole
@@ -122,7 +124,9 @@ def test_gateway_destination_endpoint_served(tmp_path: Path) -> None:
     """GatewayDestinationEndpointServed: the engine that answered counts, not the one that was chosen."""
 
     async def scenario() -> None:
-        async with gated(tmp_path, stream(EVENTS, 0.02), stream(EVENTS, 0.02), policy="round-robin") as (f, g):
+        late = MonitorTiming(period=600.0)  # no probe finds out before
+        settings: dict[str, Any] = {"policy": "round-robin", "monitor": late}
+        async with gated(tmp_path, stream(EVENTS, 0.02), stream(EVENTS, 0.02), **settings) as (f, g):
             await f.engines[0].kill()
             task = asyncio.create_task(g.send(ask(stream=True)))
             await f.until(lambda: bool(f.engines[1].seen))

@@ -317,7 +317,7 @@ def test_how_fast_a_model_generates_is_learned_where_it_does(role: KvRole, is_le
 
 def test_engines_of_both_parts_take_turns_before_any_has_answered() -> None:
     known, clock = Known(), lambda: 100.0
-    policy = make_policy("round-robin", known, clock)
+    policy = make_policy("round-robin", known, clock, random.Random(0))
     pairing = Pairing(policy, known, 256, False, clock, random.Random(0))
     view = RequestView("m", num_tokens=4000, stream=True, may_split=True)
     pairs = []

@@ -316,7 +316,7 @@ def test_least_load_takes_the_fewest_foreign_ones_included() -> None:
 
 
 def test_round_robin_takes_turns_also_when_engines_come_and_go() -> None:
-    policy = make_policy("round-robin", Known(), Clock())
+    policy = make_policy("round-robin", Known(), Clock(), random.Random(0))
     engines = [engine(name) for name in "abc"]
 
     def turns(number: int, among: list[EngineView]) -> str:
