@@ -137,6 +137,15 @@ def test_gated_layers_compute_the_formula(recipe: Recipe, use_kernels: bool) -> 
     torch.testing.assert_close(out.double(), F.silu(gate) * up, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+@pytest.mark.parametrize("use_kernels", [False, True])
+@torch.inference_mode()
+def test_a_rank_without_tokens_multiplies_none(recipe: Recipe, use_kernels: bool) -> None:
+    layer = Linear(INPUTS, (32,), False, placed(recipe, torch.bfloat16, use_kernels))
+    fill(layer, [numbers(32, INPUTS)], recipe)
+    assert layer(numbers(0, INPUTS, dtype=torch.bfloat16)).shape == (0, 32)
+
+
 @pytest.mark.parametrize("has_int8", [True, False])
 @pytest.mark.parametrize("zeros", [True, False])
 @torch.inference_mode()
