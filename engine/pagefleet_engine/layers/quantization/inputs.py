@@ -96,7 +96,7 @@ class InputQuantizer:
     def _quantize_groups(self, x_TI: Tensor, size: int) -> tuple[Tensor, Tensor]:
         num_inputs, number = x_TI.shape[-1], self._rounding.number
         x_TI = torch.nn.functional.pad(x_TI, (0, -num_inputs % size))
-        x_TGi = x_TI.view(*x_TI.shape[:-1], -1, size)
+        x_TGi = x_TI.view(*x_TI.shape[:-1], x_TI.shape[-1] // size, size)  # -1 is no number of groups of no rows
         scale_TG1 = dynamic_scale(x_TGi, number)
         q_TI = round_to(x_TGi.div_(scale_TG1), number).flatten(-2)[..., :num_inputs]
         return q_TI, scale_TG1.expand_as(x_TGi).flatten(-2)[..., :num_inputs]

@@ -129,7 +129,8 @@ def unpack(words: Tensor, bits: int) -> Tensor:
     """uint8 [..., W * w] of the numbers in int32 [..., W], lowest bits first."""
     mask = (1 << bits) - 1
     if bits != LOOSE_BITS:
-        in_bytes = words.contiguous().view(torch.uint8)
+        # Flat before: `contiguous` leaves a row's only word its stride, and bytes have to follow each other.
+        in_bytes = words.flatten().view(torch.uint8).view(*words.shape[:-1], 4 * words.shape[-1])
         if bits == 8:
             return in_bytes
         return torch.stack([(in_bytes >> shift) & mask for shift in range(0, 8, bits)], -1).flatten(-2)

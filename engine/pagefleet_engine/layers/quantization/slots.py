@@ -51,13 +51,14 @@ class QuantizedMatrix:
     """Who multiplies on a CPU."""
 
     def kernel(self, start: int, stop: int) -> LinearKernel:
-        """See Matrix; with scales per block, rows start where a block does."""
+        """See Matrix; with scales per block, rows of the device's own product start where a block does."""
         values_OI, scales = self.values_OI[start:stop], self._scales(start, stop)
         rounding = self.scheme.rounding
         inputs = None if rounding is None else InputQuantizer(rounding, self.fixed, self.input_ranks)
         match self.form:
             case Form.EXPANDED:
-                weight_OI = dequantize(values_OI, scales, self.scheme.block).to(self.dtype)
+                within = 0 if self.scheme.block is None else start % self.scheme.block[0]
+                weight_OI = dequantize(values_OI, scales, self.scheme.block, within).to(self.dtype)
                 product = PlainLinear(weight_OI) if self.traceable else linear_kernel(weight_OI, self.native)
                 return ExpandedLinear(product, inputs)
             case Form.RESCALED:
@@ -73,6 +74,7 @@ class QuantizedMatrix:
                 packed = PackedProduct(self.native, weights, input_block=values_OI.shape[1] if by_row else None)
                 return NativeLinear(packed, None if by_row else inputs)
             case Form.SCALED:
+                assert self.scheme.block is None or start % self.scheme.block[0] == 0, "rows start where a block does"
                 return ScaledLinear(values_OI, scales, self.scheme, self.fixed, self.dtype)
 
     def plain(self) -> Tensor:
@@ -94,17 +96,16 @@ class QuantizedMatrix:
         if self.scheme.block is None:
             return self.scales[start:stop]
         rows = self.scheme.block[0]
-        assert start % rows == 0, "rows start where a block does"
         return self.scales[start // rows : -(-stop // rows)]
 
 
-def dequantize(values_OI: Tensor, scales: Tensor, block: tuple[int, int] | None) -> Tensor:
-    """The float32 numbers that stored ones stand for."""
+def dequantize(values_OI: Tensor, scales: Tensor, block: tuple[int, int] | None, within: int = 0) -> Tensor:
+    """The float32 numbers that stored ones stand for, the first row of them so far `within` a block."""
     wide_OI = values_OI.to(torch.float32)
     if block is None:
         return wide_OI.mul_(scales[:, None])
     outputs, inputs = values_OI.shape
-    scale_OC = scales.repeat_interleave(block[0], 0)[:outputs]
+    scale_OC = scales.repeat_interleave(block[0], 0)[within : within + outputs]
     return wide_OI.mul_(scale_OC.repeat_interleave(block[1], 1)[:, :inputs])
 
 

@@ -137,6 +137,27 @@ def test_gated_layers_compute_the_formula(recipe: Recipe, use_kernels: bool) -> 
     torch.testing.assert_close(out.double(), F.silu(gate) * up, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("recipe", [one for one in RECIPES if one.block is not None], ids=str)
+@torch.inference_mode()
+def test_gate_and_up_in_one_tensor_may_part_within_a_block(recipe: Recipe) -> None:
+    layer = GatedLinear(INPUTS, (48,), False, placed(recipe, torch.float32).within("gate_up_proj"))
+    weight = fill(layer, [numbers(48, INPUTS, seed=1) / 9 * torch.arange(1, 49)[:, None]], recipe)
+    x = numbers(4, INPUTS, seed=3)
+    gate, up = F.linear(rounded_inputs(x, recipe), weight).chunk(2, -1)
+    out = layer(x)
+    assert isinstance(out, torch.Tensor)
+    torch.testing.assert_close(out.double(), F.silu(gate) * up, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+@pytest.mark.parametrize("use_kernels", [False, True])
+@torch.inference_mode()
+def test_a_rank_without_tokens_multiplies_none(recipe: Recipe, use_kernels: bool) -> None:
+    layer = Linear(INPUTS, (32,), False, placed(recipe, torch.bfloat16, use_kernels))
+    fill(layer, [numbers(32, INPUTS)], recipe)
+    assert layer(numbers(0, INPUTS, dtype=torch.bfloat16)).shape == (0, 32)
+
+
 @pytest.mark.parametrize("has_int8", [True, False])
 @pytest.mark.parametrize("zeros", [True, False])
 @torch.inference_mode()
