@@ -102,6 +102,7 @@ export function what_grows_ends_as_the_whole() {
 // Nothing counts an engine's steps, so the clock must do: most of these texts took 4 to 20 s while their time grew with
 // the square of their length, and take milliseconds now.
 const SLOWEST = 3000; // milliseconds
+const TRIES = 5; // the least counts: a busy machine may stand still for seconds, which says nothing
 const HOSTILE = {
   dots_in_an_address: (count) => `https://x${".".repeat(count)}a`,
   addresses_in_an_address: (count) => "http://".repeat(count / 7),
@@ -119,9 +120,12 @@ export function time_grows_with_the_length() {
   for (const [name, text] of Object.entries(HOSTILE)) {
     for (const count of [20_000, 40_000, 90_000]) {
       const hostile = Array(4).fill(text(count)).join("\n\n");
-      const began = performance.now();
-      parseMarkdown(hostile);
-      const took = Math.round(performance.now() - began);
+      let took = SLOWEST;
+      for (let tries = 0; tries < TRIES && took >= SLOWEST; tries += 1) {
+        const began = performance.now();
+        parseMarkdown(hostile);
+        took = Math.round(performance.now() - began);
+      }
       equal(took < SLOWEST, true, `${name} of ${count} characters: ${took} ms`);
     }
   }
