@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import socket
@@ -32,7 +33,9 @@ class _Ports:
         return self.own[self.at - count]
 
 
-_ports: _Ports | None = None
+@functools.cache
+def _of_this_process() -> _Ports:
+    return _Ports()
 
 
 def free_ports(count: int = 1) -> int:
@@ -41,11 +44,8 @@ def free_ports(count: int = 1) -> int:
     They are none that the system gives away by itself: of those any connection, of whoever runs on this machine, may
     take one between this look and the moment when it is listened on. Nor does anybody else who asks here get them soon.
     """
-    global _ports  # noqa: PLW0603 - as long as the process
-    if _ports is None:
-        _ports = _Ports()
     while True:
-        first = _ports.next(count)
+        first = _of_this_process().next(count)
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             for port in range(first, first + count):
                 for host in ("127.0.0.1", "127.0.0.2"):

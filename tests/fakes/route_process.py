@@ -91,11 +91,11 @@ class RouteProcess:
 
 
 @contextlib.asynccontextmanager
-async def route_process(*flags: str) -> AsyncIterator[RouteProcess]:
+async def route_process(*flags: str, stdout: int = asyncio.subprocess.DEVNULL) -> AsyncIterator[RouteProcess]:
     """Start a router on a free port."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "pagefleet_router.cli", "--port", "0", *flags,
-        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+        stdout=stdout, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     made = RouteProcess(process)
     reading = asyncio.create_task(_read_log(made))

@@ -8,7 +8,6 @@ import gc
 import json
 import logging
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from tests.fakes.faulty_engine import (
     stream,
     whole,
 )
+from tests.fakes.route_process import RouteProcess, route_process, until
 
 EVENT = b'data: {"n": 1}\n\n'
 
@@ -160,38 +160,19 @@ def test_what_is_left_at_the_end_of_a_drain_is_told(tmp_path: Path) -> None:
     uvloop.run(scenario())
 
 
-def start_router(folder: Path, engine: FaultyEngine, *flags: str) -> subprocess.Popen[bytes]:
-    file = folder / "endpoints.json"
-    file.write_bytes(encode_endpoints((Endpoint("e0", engine.url, "m"),)))
-    command = [sys.executable, "-m", "pagefleet_router.cli", "--endpoints-file", str(file), "--port", "0", *flags]
-    with log_of(folder).open("wb") as log:
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
-
-
-def log_of(folder: Path) -> Path:
-    return folder / "router.log"
-
-
 @contextlib.asynccontextmanager
 async def process_fleet(
-    folder: Path, behave: Behaviour, *flags: str
-) -> AsyncIterator[tuple[Fleet, subprocess.Popen[bytes]]]:
+    folder: Path, behave: Behaviour, *flags: str, stdout: int = asyncio.subprocess.DEVNULL
+) -> AsyncIterator[RouteProcess]:
     """Start one engine here and a router as a process of its own."""
-    engine = FaultyEngine(behave)
+    engine, file = FaultyEngine(behave), folder / "endpoints.json"
     await engine.start()
-    process = start_router(folder, engine, *flags)
-    f = Fleet(None, 0, [engine], folder)  # type: ignore[arg-type]
+    file.write_bytes(encode_endpoints((Endpoint("e0", engine.url, "m"),)))
     try:
-        await f.until(lambda: "engine e0 is ready" in log_of(folder).read_text(), 120)
-        listens = re.search(r"listening on http://127\.0\.0\.1:(\d+)", log_of(folder).read_text())
-        assert listens is not None
-        f.port = int(listens[1])
-        yield f, process
+        async with route_process("--endpoints-file", str(file), *flags, stdout=stdout) as router:
+            await router.until_ready(1)
+            yield router
     finally:
-        process.kill()
-        process.wait()
-        for client in f.clients:
-            client.close()
         await engine.kill()
         await asyncio.sleep(0.02)
 
@@ -201,19 +182,19 @@ async def process_fleet(
 def test_signals_of_a_real_process(tmp_path: Path, num_signals: int, status: int) -> None:
     async def scenario() -> None:
         gap = 0.05 if num_signals == 1 else 600.0  # the second signal has to come before the end
-        async with process_fleet(tmp_path, stream([EVENT] * 10, gap), "--access-log") as (f, process):
-            client = await f.connect()
+        access_log, pipe = "--access-log", asyncio.subprocess.PIPE
+        async with process_fleet(tmp_path, stream([EVENT] * 10, gap), access_log, stdout=pipe) as router:
+            client, process = await router.connect(), router.process
             await client.send(post(chat("a secret prompt", stream=True)))
             head = await client.head()
             for _ in range(num_signals):
                 process.send_signal(signal.SIGTERM)
-                await f.until(lambda: "draining 1 requests" in log_of(tmp_path).read_text())
+                await until(lambda: any("draining 1 requests" in line for line in router.log))
             answer = await client.rest(head)
             assert (answer.body == EVENT * 10) == (num_signals == 1)
-            assert await asyncio.to_thread(process.wait, 60) == status
             assert process.stdout is not None
-            out = process.stdout.read()
-            process.stdout.close()
+            out = await process.stdout.read()
+            assert await router.ended() == status
             assert b"secret" not in out
             records = [json.loads(line) for line in out.splitlines()]
             assert [r["status"] for r in records if r["route"] == "/v1/chat/completions"] == (
@@ -232,8 +213,8 @@ def private_kb(pid: int) -> int:
 @pytest.mark.fleet
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 def test_memory_is_flat_over_ten_thousand_requests(tmp_path: Path) -> None:
-    async def ask_many(f: Fleet, number: int) -> None:
-        client = await f.connect()
+    async def ask_many(router: RouteProcess, number: int) -> None:
+        client = await router.connect()
         for n in range(number):
             await client.send(post(chat(f"{n % 7} " * 700, stream=n % 5 == 0)))
             assert (await client.answer()).status == 200
@@ -242,16 +223,15 @@ def test_memory_is_flat_over_ten_thousand_requests(tmp_path: Path) -> None:
         await (stream([EVENT] * 4) if b'"stream": true' in seen.body else whole(200, b"x" * 2000))(seen, writer)
 
     async def scenario() -> None:
-        async with process_fleet(tmp_path, answer) as (f, process):
-            assert process.stdout is not None
-            process.stdout.close()
-            await asyncio.gather(*(ask_many(f, 250) for _ in range(8)))
-            warm = private_kb(process.pid)
-            await asyncio.gather(*(ask_many(f, 1250) for _ in range(8)))
-            assert private_kb(process.pid) - warm < 1536
-            for client in f.clients:
+        async with process_fleet(tmp_path, answer) as router:
+            pid = router.process.pid
+            await asyncio.gather(*(ask_many(router, 250) for _ in range(8)))
+            warm = private_kb(pid)
+            await asyncio.gather(*(ask_many(router, 1250) for _ in range(8)))
+            assert private_kb(pid) - warm < 1536
+            for client in router.clients:
                 client.close()
-            await f.until(lambda: len(os.listdir(f"/proc/{process.pid}/fd")) < 40)
+            await until(lambda: len(os.listdir(f"/proc/{pid}/fd")) < 40)
 
     uvloop.run(scenario())
 

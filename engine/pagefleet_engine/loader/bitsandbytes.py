@@ -118,7 +118,7 @@ def _scales(said: dict[str, Any], parts: dict[str, Tensor], state: str) -> Tenso
         raise ModelLoadError(f"{state}: a table of its own (quant_map) is not run: give a checkpoint in nf4 or fp4")
     if scales is None:
         raise ModelLoadError(f"{state}: its scales (absmax) are missing: download the checkpoint again")
-    wanted = math.prod(said["shape"]) // _SCALES_OF
+    scales, wanted = scales.flatten(), math.prod(said["shape"]) // _SCALES_OF
     if len(scales) != wanted:
         raise ModelLoadError(f"{state}: {len(scales)} scales, {wanted} belong to its numbers: download it again")
     if scales.dtype == torch.uint8:
@@ -128,5 +128,5 @@ def _scales(said: dict[str, Any], parts: dict[str, Tensor], state: str) -> Tenso
             raise ModelLoadError(f"{state}: scales of its scales (nested_absmax) are missing: download it again")
         if values.numel() <= int(scales.max()) or nested.numel() * size < len(scales):
             raise ModelLoadError(f"{state}: scales of its scales (nested_absmax) are too few: download it again")
-        scales = values[scales.int()] * nested.repeat_interleave(size)[: len(scales)] + offset
+        scales = values.flatten()[scales.int()] * nested.repeat_interleave(size)[: len(scales)] + offset
     return scales.float()
