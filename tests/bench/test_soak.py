@@ -8,9 +8,11 @@ import json
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import bench.soak
 from bench.http_load import Pool
 from bench.soak import Ask, Tally, engine_asks, has_all, press, router_asks, slope_mb_per_hour, soak, text_of
 
@@ -54,10 +56,11 @@ async def pressed(asks: Iterator[Ask], answers: list[bytes]) -> Tally:
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        return await press(Pool("127.0.0.1", port, keep_bodies=True), [asks], 5.0, 0.75)  # four turns
+        return await press(Pool("127.0.0.1", port, keep_bodies=True), [asks], 50.0, 0.075)  # four turns
 
 
-def test_right_wrong_and_lost_are_told_apart() -> None:
+def test_right_wrong_and_lost_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.soak, "time", SimpleNamespace(monotonic=lambda: 0.0))  # no turn is late
     asks = iter([Ask("/", {}, b"yes".__eq__) for _ in range(4)])
     tally = asyncio.run(pressed(asks, [b"yes", b"no"]))
     assert (tally.right, tally.wrong, tally.lost, tally.faults) == (1, 1, 2, 3)
