@@ -16,6 +16,7 @@ from pagefleet_engine.errors import ConfigError
 from pagefleet_kv.config import KVTransferConfig, SendType
 from pagefleet_kv.errors import TransfersDead
 from pagefleet_kv.p2p import peers as peers_module
+from pagefleet_kv.p2p.agent import TurnClock
 from pagefleet_kv.p2p.transfer.actions import SourceAction
 from pagefleet_kv.p2p.transfer.source import Source as P2PSource
 from pagefleet_kv.port import EngineIdentity
@@ -51,6 +52,22 @@ def passed(decode: FleetEngine, number: int, expected: dict[int, list[int]]) -> 
     """Whether the answer is right and its prompt came from the other engine."""
     assert decode.tokens(f"d{number}") == expected[number]
     return decode.num_cached(f"d{number}") == FULL_BLOCKS * 16
+
+
+def test_time_that_a_thread_had_no_turn_for_does_not_count() -> None:
+    read = iter([10.0, 10.1, 11.1, 71.0, 71.2, 71.1])
+    clock = TurnClock(lambda: next(read))
+    assert [round(clock(), 6) for _ in range(5)] == [10.1, 11.1, 12.1, 12.3, 12.2]
+
+
+def test_engines_that_were_stopped_are_not_dead_for_each_other(fleet: Fleet, expected: dict[int, list[int]]) -> None:
+    prefill, decode = pair(fleet)
+    pass_on(fleet, prefill, decode, 1)
+    for engine in (prefill, decode):
+        engine.skip(60.0)
+    pass_on(fleet, prefill, decode, 2)
+    assert passed(decode, 2, expected)
+    assert decode.figure("peer_deaths_total") == 0
 
 
 @pytest.mark.parametrize("send_type", ["put_async", "put", "get"])
