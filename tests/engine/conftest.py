@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.slow_requests import PLUGIN
+
 
 @pytest.fixture
 def same_threads_after() -> Iterator[None]:
@@ -26,6 +28,13 @@ def one_thread(same_threads_after: None) -> None:
     import torch  # as above
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process and those that it starts find the logits processors of `plugin`."""
+    monkeypatch.syspath_prepend(PLUGIN)
+    monkeypatch.setenv("PYTHONPATH", str(PLUGIN))
 
 
 @pytest.fixture(scope="session")

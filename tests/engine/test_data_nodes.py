@@ -24,6 +24,7 @@ from tests.engine.test_nodes import HERE, Node, machine
 from tests.fakes.fleet_processes import all_gone
 from tests.fakes.free_ports import free_ports
 from tests.fakes.network_namespace import NetworkNamespace
+from tests.fakes.slow_requests import slow
 
 __all__ = ["machine", "of_one_rank"]
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(900)]
@@ -138,16 +139,17 @@ def test_tokens_of_copies_are_those_of_one_rank(
     run(test())
 
 
+@pytest.mark.usefixtures("plugin")
 @pytest.mark.parametrize("how", ["killed", "cut"])
 def test_a_machine_that_is_lost_ends_all(
     machines: Make, machine: NetworkNamespace, how: str, make_checkpoint: Callable[..., Path]
 ) -> None:
     async def test() -> None:
-        two = machines(model=str(make_checkpoint("qwen3_moe")), enable_expert_parallel=True)
+        two = machines(model=str(make_checkpoint("qwen3_moe")), enable_expert_parallel=True, logits_processors="slow")
         follower = two.follow()
         client = await two.lead()
         await tokens(client, 0)
-        running = [asyncio.create_task(tokens(client, number, 400)) for number in range(8)]
+        running = [asyncio.create_task(tokens(client, number, 400, **slow())) for number in range(8)]
         await eventually(lambda: client.stats is not None and client.stats.steps > 20, 200)
         pids = client.core_pids
         if how == "killed":

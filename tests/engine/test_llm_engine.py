@@ -25,6 +25,7 @@ from pagefleet_engine.engine_core.wire import FAILED_ALONE, INVALID
 from pagefleet_engine.errors import EngineDead, InvalidRequest, RequestFailed
 from pagefleet_engine.llm_engine import OpenRequest
 
+from tests.fakes.slow_requests import slow
 from tests.fakes.small_model import write_small_model
 
 SETTINGS: dict[str, Any] = {
@@ -259,12 +260,13 @@ async def collect(engine: AsyncLLM, prompt: str, params: SamplingParams, name: s
     return [output async for output in engine.generate(prompt, params, name)]
 
 
+@pytest.mark.usefixtures("plugin")
 def test_streams_give_what_offline_runs_give(folder: Path, offline: LLM) -> None:
     prompts = ["a", "b", "the quick"]
     expected = [result.outputs[0].token_ids for result in offline.generate(prompts, greedy())]
 
     async def ask() -> None:
-        engine = AsyncLLM(str(folder), **SETTINGS)
+        engine = AsyncLLM(str(folder), logits_processors=["slow"], **SETTINGS)
         try:
             found = await asyncio.gather(
                 *(collect(engine, prompt, greedy(), f"r{index}") for index, prompt in enumerate(prompts))
@@ -290,7 +292,7 @@ def test_streams_give_what_offline_runs_give(folder: Path, offline: LLM) -> None
 
 async def abort_one(engine: AsyncLLM) -> None:
     reasons = []
-    async for output in engine.generate("x", greedy(max_tokens=200, n=1), "given up"):
+    async for output in engine.generate("x", greedy(max_tokens=200, n=1, extra_args=slow()), "given up"):
         reasons.append(output.outputs[0].finish_reason)
         await engine.abort(["given up", "unknown"])
     assert reasons[-1] == "abort"

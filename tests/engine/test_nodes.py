@@ -21,12 +21,13 @@ from tests.engine.test_ranks import Stream
 from tests.fakes.fleet_processes import all_gone, child_pids
 from tests.fakes.free_ports import free_ports
 from tests.fakes.network_namespace import NetworkNamespace, NoNamespaces, network_namespace
+from tests.fakes.slow_requests import SLOW, finding_plugin
 
 pytestmark = pytest.mark.fleet
 
 PROMPT = "What is pagefleet?"
 HERE = "198.18.72.1"
-COMMON = ("--dtype=float32", "--device=cpu", "--num-kv-blocks=256", "--num-threads=1")
+COMMON = (SLOW, "--dtype=float32", "--device=cpu", "--num-kv-blocks=256", "--num-threads=1")
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +109,7 @@ class Pair:
 
     def _start(self, within: Sequence[str], *own: str) -> Node:
         command = [*within, sys.executable, "-m", "pagefleet_engine.cli", *self._arguments, *own]
-        return Node(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+        return Node(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=finding_plugin()))
 
     @property
     def pids(self) -> list[int]:

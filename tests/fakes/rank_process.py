@@ -2,7 +2,7 @@
 
 How loading goes is said in the model's name, e.g. `fake?fault=config&rank=1`. A request named `die-1` has rank 1
 do that in each of its steps; `-all` has all do it. `late-0` has the first stage of several fail once its step is out,
-at SIGUSR1. A request `loud` is told of `LOUD`.
+at SIGUSR1; `until-1` computes until then. A request `loud` is told of `LOUD`.
 With a request `meet` the ranks of each stage then wait for each other, and with `pass` each stage for the
 one before; both need `fake?others=1`. With `fake?device=1` the last stage has a device.
 """
@@ -61,6 +61,9 @@ def misbehave(fault: str) -> None:
         case "spin" | "long":
             until = time.process_time() + (3.0 if fault == "long" else 1e9)
             while time.process_time() < until:
+                pass
+        case "until":
+            while signal.sigtimedwait({signal.SIGUSR1}, 0) is None:
                 pass
         case _ if fault in ERRORS:
             raise ERRORS[fault]

@@ -133,9 +133,9 @@ class ScriptedEngine:
         except Exception as error:
             mailbox.fail(error)
         finally:
-            self.running.discard(request_id)
             if not finished:
                 self.aborted.append(request_id)
+            self.running.discard(request_id)
 
     async def _chunks(self, prompt: Sequence[int], sampling: SamplingParams) -> AsyncGenerator[Chunk, None]:
         stops = StopStrings(sampling.stop, sampling.include_stop_str_in_output)

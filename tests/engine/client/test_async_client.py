@@ -92,13 +92,12 @@ async def tokens_of(
     return [token async for _, chunk in client.generate(asked) for token in chunk.token_ids]
 
 
-async def eventually(holds: Callable[[], bool], within_s: float = 120.0) -> float:
-    """Wait until something holds; return the seconds it took."""
+async def eventually(holds: Callable[[], bool], within_s: float = 120.0) -> None:
+    """Wait until something holds."""
     began = time.monotonic()
     while not holds():
         assert time.monotonic() - began < within_s, "it never came to hold"
         await asyncio.sleep(0.01)
-    return time.monotonic() - began
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -129,12 +128,14 @@ async def early_close(client: AsyncEngineClient) -> None:
     output = client.generate(Generation("closed", [[10]], LONG))
     await anext(output)
     await output.aclose()
-    assert await eventually(lambda: client.stats is not None and client.stats.kv_usage == 0) < 10
+    await eventually(lambda: client.stats is not None and client.stats.kv_usage == 0)
     cancelled = asyncio.create_task(tokens_of(client, 10, LONG, "cancelled"))
     await asyncio.sleep(0.05)
     cancelled.cancel()
-    assert await eventually(lambda: client.stats is not None and client.stats.kv_usage == 0) < 10
+    await eventually(lambda: client.stats is not None and client.stats.kv_usage == 0)
     await eventually(lambda: client.health().stalled_s == 0)
+    assert client.stats is not None
+    assert client.stats.steps < 400, "neither came to its end"
 
 
 async def last_transfers(client: AsyncEngineClient) -> None:

@@ -132,14 +132,23 @@ def test_a_rank_that_is_killed_ends_the_engine_of_a_script() -> None:
             os.kill(pid, 0)
 
 
+def step_until_interrupted(cores: OfflineCores) -> None:
+    threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    cores.step()
+
+
 def test_who_is_interrupted_loses_no_output() -> None:
-    cores = OfflineCores(config("delay=1.0"), COMMAND)
+    cores = OfflineCores(config(), COMMAND)
+    pids = [core.process.pid for core in cores._cores]
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)  # so that there is nothing to tell yet
         add(cores, 10, SamplingParams(max_tokens=2))
-        threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
-            cores.step()
+            step_until_interrupted(cores)
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
         found: list[RequestOutput] = []
         while not found or found[-1].finish_reason is None:
             found += cores.step()

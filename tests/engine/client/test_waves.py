@@ -20,6 +20,7 @@ from pagefleet_protocol.sampling_params import SamplingParams
 
 from bench.record_steps import recorded, recording
 from tests.engine.client.test_async_client import ROOT, TOKENIZER, eventually, run
+from tests.fakes.slow_requests import slow
 
 pytestmark = pytest.mark.fleet
 
@@ -49,12 +50,14 @@ def prompt_of(number: int) -> list[int]:
     return [(7 * number + place) % 250 for place in range(3 + 5 * (number % 4))]
 
 
-def greedy(max_tokens: int) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, detokenize=False)
+def greedy(max_tokens: int, **extra: object) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=max_tokens, temperature=0.0, ignore_eos=True, detokenize=False, extra_args=extra or None
+    )
 
 
-async def tokens(client: AsyncEngineClient, number: int, max_tokens: int = 12) -> list[int]:
-    asked = Generation(f"r{number}", [prompt_of(number)], greedy(max_tokens))
+async def tokens(client: AsyncEngineClient, number: int, max_tokens: int = 12, **extra: object) -> list[int]:
+    asked = Generation(f"r{number}", [prompt_of(number)], greedy(max_tokens, **extra))
     return [token async for _, chunk in client.generate(asked) for token in chunk.token_ids]
 
 
@@ -183,6 +186,7 @@ def test_copies_that_compute_in_halves(
     assert any([] in step["new"] for step in steps)
 
 
+@pytest.mark.usefixtures("plugin")
 @pytest.mark.parametrize("how", ["killed", "stopped", "failed"])
 def test_a_rank_that_is_lost_in_halves_ends_all(how: str, make_checkpoint: Make) -> None:
     """Also one that fails in the second half, while the first is on its way."""
@@ -190,8 +194,9 @@ def test_a_rank_that_is_lost_in_halves_ends_all(how: str, make_checkpoint: Make)
     command = CORE_COMMAND if how != "failed" else (sys.executable, "-c", program, str(ROOT))
 
     async def test() -> None:
-        client = await start(2, command, model=str(make_checkpoint("qwen3_moe")), **IN_HALVES)
-        running = [asyncio.create_task(tokens(client, number, 400)) for number in range(8)]
+        client = await start(2, command, model=str(make_checkpoint("qwen3_moe")), **IN_HALVES, logits_processors="slow")
+        extra = {} if how == "failed" else slow()
+        running = [asyncio.create_task(tokens(client, number, 400, **extra)) for number in range(8)]
         if how != "failed":
             await eventually(lambda: client.stats is not None and client.stats.steps > 20)
             os.kill(client.core_pids[1], signal.SIGKILL if how == "killed" else signal.SIGSTOP)
@@ -203,11 +208,12 @@ def test_a_rank_that_is_lost_in_halves_ends_all(how: str, make_checkpoint: Make)
     run(test)
 
 
+@pytest.mark.usefixtures("plugin")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_that_is_lost_in_a_wave_ends_all(how: signal.Signals) -> None:
     async def test() -> None:
-        client = await start(2)
-        running = asyncio.create_task(tokens(client, 0, 2000))
+        client = await start(2, logits_processors="slow")
+        running = asyncio.create_task(tokens(client, 0, 2000, **slow()))
         await eventually(lambda: client.stats is not None and client.stats.steps > 20)
         stats = client.rank_stats
         busy = next(rank for rank in range(2) if (told := stats[rank]) is not None and told.requests_running)

@@ -154,16 +154,22 @@ def test_ten_thousand_steps_with_ranks_that_have_nothing(script: str, max_in_fli
 def test_a_rank_that_dies_in_a_wave_ends_those_that_wait_for_it() -> None:
     with shared(2) as handles:
         ranks = [Rank(handles, index) for index in range(2)]
+        ranks[0].ask()
+        one_step = threading.Thread(target=step_once, args=(ranks[1],))
+        one_step.start()
+        step_once(ranks[0])
+        one_step.join(60)
         for rank in ranks:
             rank.copies.end_loading(0.2)
-        ranks[0].ask()
-        one_turn = threading.Thread(target=ranks[1].turn)
-        one_turn.start()
         with pytest.raises(EngineDead, match=r"others compute too: RuntimeError: waited 0\.2 s for rank 1"):
             repeat(ranks[0].turn)
-        one_turn.join(60)
         with pytest.raises(EngineDead, match=r"others compute too: RuntimeError: waited 0\.2 s for rank 0"):
             repeat(ranks[1].turn)
+
+
+def step_once(rank: Rank) -> None:
+    while not rank.steps:
+        rank.turn()
 
 
 def repeat(step: Callable[[], None]) -> None:

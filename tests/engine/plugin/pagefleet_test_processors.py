@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -112,3 +114,23 @@ class Asleep:
 
     def edit(self, logits_RV: Tensor, rows: EditedRows) -> None:
         threading.Event().wait()
+
+
+class Slow:
+    """A step takes a while, until the file `slow_until` is there: so nothing ends while a test looks at it."""
+
+    argument_names = ("slow_until",)
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        pass
+
+    @staticmethod
+    def check(arguments: Mapping[str, Any]) -> None:
+        pass
+
+    def enter(self, request: EnteringRequest) -> Path | None:
+        return Path(request.arguments["slow_until"]) if "slow_until" in request.arguments else None
+
+    def edit(self, logits_RV: Tensor, rows: EditedRows) -> None:
+        if not rows.states[0].exists():
+            time.sleep(0.1)

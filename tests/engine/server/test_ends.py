@@ -70,10 +70,13 @@ def test_a_client_that_leaves_frees_its_requests(
     sock.close()
     server.wait_until(lambda: not server.engine.running)
     assert len(server.engine.aborted) == n
-    metrics = server.http.get("/metrics").text
-    assert f'requests_finished_total{{finish_reason="abort",model_name="scripted"}} {n}.0' in metrics
     status = "200" if stream and hold_after else "499"
-    assert f'http_requests_total{{model_name="scripted",route="/v1/completions",status="{status}"}} 1.0' in metrics
+    lines = (
+        f'requests_finished_total{{finish_reason="abort",model_name="scripted"}} {n}.0',
+        f'http_requests_total{{model_name="scripted",route="/v1/completions",status="{status}"}} 1.0',
+    )
+    # They follow the end, in the server's thread.
+    server.wait_until(lambda: all(line in server.http.get("/metrics").text for line in lines))
 
 
 def test_a_client_that_half_closes_has_left(start_server: Callable[..., LiveServer]) -> None:

@@ -28,6 +28,7 @@ from pagefleet_protocol.handoff import CACHE_SALT, PROMPT_TOKENS, pack_tokens, t
 from pagefleet_protocol.openai_chat import read_chat_request
 from pagefleet_text.text_model import TextModel
 
+from tests.fakes.slow_requests import SLOW, finding_plugin, slow
 from tests.fakes.small_tokenizers import byte_level_backend
 
 pytestmark = pytest.mark.fleet
@@ -36,8 +37,9 @@ TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# Seconds long: a busy machine may look at it late, and must still see it run.
+# Minutes long: a busy machine may look at it late, and must still see it run.
 LONG: dict[str, Any] = {"model": "small", "prompt": "The quick", "max_tokens": 4000, "ignore_eos": True}
+LONG["vllm_xargs"] = slow()
 
 
 PATIENCE_S = 600.0
@@ -50,7 +52,7 @@ class ServerProcess:
     def __init__(self, model: Path | str, *flags: str) -> None:
         command = [sys.executable, "-m", "pagefleet_engine.cli", str(model), "--port", "0", "--num-kv-blocks", "256"]
         command += ["--dtype", "float32", "--served-model-name", "small", "--num-threads", "1", *flags]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=finding_plugin())
         self.log: list[str] = []
         self.url = self._wait_for_url()
         threading.Thread(target=self._keep_reading, daemon=True).start()
@@ -127,7 +129,7 @@ def folder(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[ServerProcess]:
-    server = ServerProcess(folder, "--deployment-revision", "5e77")
+    server = ServerProcess(folder, "--deployment-revision", "5e77", SLOW)
     yield server
     assert server.stop() == 0
 
@@ -137,7 +139,7 @@ def start(folder: Path) -> Iterator[Callable[..., ServerProcess]]:
     started: list[ServerProcess] = []
 
     def start_one(*flags: str) -> ServerProcess:
-        started.append(ServerProcess(folder, *flags))
+        started.append(ServerProcess(folder, SLOW, *flags))
         return started[-1]
 
     yield start_one
@@ -347,15 +349,17 @@ def test_stored_responses_outlive_a_killed_process(folder: Path, tmp_path: Path)
     flags = ("--response-store", str(tmp_path / "responses"))
     ask = {"model": "small", "input": "The quick", "max_output_tokens": 8}
     server = ServerProcess(folder, *flags)
+    core = server.core_pid
     try:
         whole = server.http.post("/v1/responses", json=ask).json()
         long = {**ask, "max_output_tokens": 4000, "ignore_eos": True, "background": True}
+        os.kill(core, signal.SIGSTOP)  # so that it is not at its end by then
         cut = server.http.post("/v1/responses", json=long).json()
-        server.wait_until(lambda: server.running() == 1)
     finally:
         server.http.close()
         server.process.kill()
         server.process.wait(PATIENCE_S)
+        os.kill(core, signal.SIGCONT)
     again = ServerProcess(folder, *flags)
     try:
         assert again.http.get(f"/v1/responses/{whole['id']}").json() == whole

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pagefleet_protocol import metric_names
@@ -17,6 +18,7 @@ from pagefleet_router.signals.figures import parse_figures
 
 from tests.engine.server.test_process import PATIENCE_S, OpenStream, ServerProcess, _is_alive
 from tests.fakes.fleet_processes import shared_memory
+from tests.fakes.slow_requests import SLOW, slow
 
 pytestmark = pytest.mark.fleet
 
@@ -27,14 +29,16 @@ RUNNING = "pagefleet_engine_rank_requests_running"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    server = ServerProcess(MODEL, "--data-parallel-size", "2")
+    server = ServerProcess(MODEL, "--data-parallel-size", "2", SLOW)
     yield server
     assert server.stop() == 0
 
 
-def answers(server: ServerProcess, prompts: list[str]) -> list[str]:
+def answers(server: ServerProcess, prompts: list[str], **fields: Any) -> list[str]:
+    asked = {"max_tokens": 16, "temperature": 0, "ignore_eos": True, **fields}
+
     def one(prompt: str) -> str:
-        answer = server.complete(prompt=prompt, max_tokens=16, temperature=0, ignore_eos=True)
+        answer = server.complete(prompt=prompt, **asked)
         assert answer.status_code == 200, answer.text
         text: str = answer.json()["choices"][0]["text"]
         return text
@@ -43,26 +47,28 @@ def answers(server: ServerProcess, prompts: list[str]) -> list[str]:
         return list(pool.map(one, prompts))
 
 
-def test_answers_are_those_of_one_core_and_both_give_some(server: ServerProcess) -> None:
-    seen = [0.0, 0.0]
+def test_answers_are_those_of_one_core_and_both_give_some(server: ServerProcess, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(answers, server, PROMPTS)
-        while not asked.done():
-            seen = [max(pair) for pair in zip(seen, server.gauges(RUNNING), strict=True)]
+        asked = pool.submit(answers, server, PROMPTS, max_tokens=200, vllm_xargs=slow(seen))
+        try:
+            server.wait_until(lambda: min(server.gauges(RUNNING)) > 0)
+        finally:
+            seen.touch()
         found = asked.result()
-    assert min(seen) > 0
     alone = ServerProcess(MODEL)
     try:
-        assert found == answers(alone, PROMPTS)
+        assert found == answers(alone, PROMPTS, max_tokens=200)
     finally:
         assert alone.stop() == 0
 
 
-def test_a_router_sees_one_engine_with_the_room_of_both(server: ServerProcess) -> None:
+def test_a_router_sees_one_engine_with_the_room_of_both(server: ServerProcess, tmp_path: Path) -> None:
     facts = decode_facts(server.http.get(FACTS_PATH).content)
     assert facts.max_num_seqs == server.gauge(metric_names.ENGINE_REQUESTS_MAX) == 512
     assert facts.num_blocks == 512
-    streams = [OpenStream(server, max_tokens=1200) for _ in range(3)]
+    seen = tmp_path / "seen"
+    streams = [OpenStream(server, max_tokens=1200, vllm_xargs=slow(seen)) for _ in range(3)]
     server.wait_until(lambda: server.running() == 3)
     page = server.http.get("/metrics").content
     figures = parse_figures(page)
@@ -70,6 +76,7 @@ def test_a_router_sees_one_engine_with_the_room_of_both(server: ServerProcess) -
     assert figures.num_running == 3
     assert 0 < figures.kv_usage < 1
     assert sorted(server.gauges(RUNNING)) == [1, 2]
+    seen.touch()
     server.wait_until(lambda: server.running() == 0)
     assert all(stream.join()[-1] == "data: [DONE]" for stream in streams)
 
@@ -110,7 +117,7 @@ def test_each_copy_may_be_divided_among_ranks_of_its_own(server: ServerProcess) 
 
 
 def test_a_killed_core_ends_every_request_and_the_process() -> None:
-    server = ServerProcess(MODEL, "-dp", "2")
+    server = ServerProcess(MODEL, "-dp", "2", SLOW)
     pids = server.core_pids
     assert len(pids) == 2
     before = shared_memory()
