@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from bench.http_load import Pool
-from bench.soak import Ask, Tally, engine_asks, has_all, press, router_asks, slope_mb_per_hour, soak, text_of
+from bench.soak import Ask, Tally, engine_asks, has_all, router_asks, send, slope_mb_per_hour, soak, text_of
 
 PART = b'data: {"choices": [{"index": %d, "delta": {"content": "a"}, "finish_reason": %s}]}\n\n'
 DONE = b"data: [DONE]\n\n"
@@ -43,8 +43,8 @@ def test_load_is_mixed_and_the_same_for_a_seed(asks: Callable[[int], Iterator[As
     assert 1 <= sum(ask.leaves for ask in drawn[0]) < sum(bool(ask.body.get("stream")) for ask in drawn[0]) < 400
 
 
-async def pressed(asks: Iterator[Ask], answers: list[bytes]) -> Tally:
-    """What a server counts for that gives these answers, and then closes connections without one."""
+async def sent(asks: Sequence[Ask], answers: list[bytes]) -> Tally:
+    """What is counted of a server that gives these answers, and then closes connections without one."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.readuntil(b"\r\n\r\n") and answers:
@@ -54,19 +54,22 @@ async def pressed(asks: Iterator[Ask], answers: list[bytes]) -> Tally:
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        return await press(Pool("127.0.0.1", port, keep_bodies=True), [asks], 5.0, 0.75)  # four turns
+        tally, pool = Tally(), Pool("127.0.0.1", port, keep_bodies=True)
+        for ask in asks:
+            await send(pool, ask, tally)
+        pool.close()
+        return tally
 
 
 def test_right_wrong_and_lost_are_told_apart() -> None:
-    asks = iter([Ask("/", {}, b"yes".__eq__) for _ in range(4)])
-    tally = asyncio.run(pressed(asks, [b"yes", b"no"]))
+    tally = asyncio.run(sent([Ask("/", {}, b"yes".__eq__)] * 4, [b"yes", b"no"]))
     assert (tally.right, tally.wrong, tally.lost, tally.faults) == (1, 1, 2, 3)
     assert [told.split(":")[0] for told in tally.told] == ["wrong", "lost", "lost"]
 
 
 @pytest.mark.fleet
 def test_a_router_loses_nothing_for_some_seconds(tmp_path: Path) -> None:
-    options = argparse.Namespace(what="router", minutes=0.03, requests=None, clients=4)
+    options = argparse.Namespace(what="router", minutes=0.1, requests=None, clients=4)
     figures = soak(options, tmp_path)
     assert figures["right"] > 10
     assert (figures["lost"], figures["wrong"], figures["left_behind"]) == (0, 0, 0), json.dumps(figures)
