@@ -55,7 +55,7 @@ PURE := architecture/test_budgets.py architecture/test_docs.py chart engine/core
 	operator/render protocol router/admission router/prefix router/scheduling text
 
 # Tests start hundreds of processes: each reads the bytecode that the first wrote, wherever this is switched off.
-quick test test-all: export PYTHONDONTWRITEBYTECODE =
+quick test again test-all: export PYTHONDONTWRITEBYTECODE =
 
 quick: $(VENV)/installed-dev  ## Lint, and run the pure tests, in under a minute
 	@$(MAKE) --no-print-directory lint
@@ -63,6 +63,9 @@ quick: $(VENV)/installed-dev  ## Lint, and run the pure tests, in under a minute
 
 test: $(VENV)/installed-dev  ## Run the test suite, but for what is marked nightly
 	@$(BIN)/python -m pytest -n $(TEST_WORKERS) -m "not nightly" --timings
+
+again: $(VENV)/installed-dev  ## Run once more what failed, with nothing beside it
+	@$(BIN)/python -m pytest --last-failed --last-failed-no-failures none -ra
 
 test-all: $(VENV)/installed-dev  ## Run every test, on larger shapes and more examples, and print what is covered
 	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --hypothesis-profile all --timings --timeout 1800 \

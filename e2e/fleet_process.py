@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -130,6 +132,19 @@ class FleetProcess:
         """Return the engine core of an engine's server."""
         (pid,) = child_pids(self.pids()[engine])
         return pid
+
+    @contextmanager
+    def frozen(self, *engines: str) -> Iterator[None]:
+        """Within it these engines compute nothing: a stream stays where it is while a test looks at it."""
+        cores = [self.core_pid(engine) for engine in engines]
+        for core in cores:
+            os.kill(core, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for core in cores:
+                with suppress(ProcessLookupError):  # it has ended with its server
+                    os.kill(core, signal.SIGCONT)
 
     def all_pids(self) -> list[int]:
         """Return every process of the fleet: servers, their engine cores, the router."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -144,6 +145,11 @@ class Load:
         async with asyncio.timeout(PATIENCE_S):
             while not enough():  # noqa: ASYNC110 - load may be watched from outside
                 await asyncio.sleep(0.01)
+
+    def busiest(self) -> str:
+        """Return the engine that writes most of the streams, or wrote most where none is under way."""
+        under_way = Counter(one.engine for one in self.streams if one.engine and not one.num_done)
+        return (under_way or Counter(one.engine for one in self.streams)).most_common(1)[0][0]
 
     async def _repeat(self, work: Any) -> None:
         while not self._stop:

@@ -14,7 +14,7 @@ from tests.fakes.chromium import Chromium, Page, opened_chromium
 
 pytestmark = pytest.mark.fleet
 
-NUM_TOKENS = 400
+NUM_TOKENS = 999
 RUNNING = "pagefleet_engine_requests_running"
 STREAMING = "document.querySelector('.answer > .prose')?.textContent.length > 100"
 # Has answers last for as long as a test needs them to; the page itself asks for no such thing.
@@ -56,8 +56,9 @@ def test_a_chat_outlives_its_engine_and_the_page_says_what_happened(chromium: Ch
             page.type("What is a KV cache?")
             page.press("Enter")
             page.wait(STREAMING)
-            (victim,) = (name for name, series in fleet.engine_metrics().items() if series[RUNNING])
-            os.kill(fleet.pids()[victim], signal.SIGKILL)
+            with fleet.frozen("tiny-engine-0", "tiny-engine-1"):
+                (victim,) = (name for name, series in fleet.engine_metrics().items() if series[RUNNING])
+                os.kill(fleet.pids()[victim], signal.SIGKILL)
             fleet.until(lambda: page.run("document.querySelector('.why')?.hidden") is False)
             assert page.text(".turn:last-child .tally").startswith(f"{NUM_TOKENS} tokens")
             assert not page.run("document.querySelector('.trouble:not([hidden])')")

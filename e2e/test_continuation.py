@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ import httpx
 import pytest
 
 from e2e.fleet_process import SERVICE, FleetProcess
-from tests.fakes.fleet_processes import all_gone
+from e2e.midway import kill_midway, until_begun
 
 pytestmark = pytest.mark.fleet
 
@@ -87,21 +85,6 @@ async def read(
                 reading.take(line.removeprefix("data: "))
 
 
-async def until_begun(reading: Reading) -> None:
-    async with asyncio.timeout(600):
-        while len(reading.text) < 40:  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.005)
-
-
-def hit_by_all(readings: Sequence[Reading]) -> str | None:
-    """Return an engine that is in the middle of a stream of each kind."""
-    kinds: dict[str, set[str]] = {}
-    for one in readings:
-        if not one.ends:
-            kinds.setdefault(one.engine, set()).add(one.kind)
-    return next((engine for engine, found in kinds.items() if found == set(SAMPLING)), None)
-
-
 async def alone(http: httpx.AsyncClient, kind: str) -> str:
     """Return what nobody disturbs."""
     reading = Reading(kind)
@@ -117,15 +100,12 @@ def test_streams_outlive_their_engine(tmp_path: Path) -> None:
         async with httpx.AsyncClient(base_url=fleet.url, timeout=600) as http:
             whole = {kind: await alone(http, kind) for kind in ("greedy", "seeded")}
             tasks = []
-            while (victim := hit_by_all(readings)) is None:
+            while not await kill_midway(fleet, readings, SAMPLING):
                 assert len(readings) < MOST_STREAMS
                 for kind in SAMPLING:
                     readings.append(Reading(kind))
                     tasks.append(asyncio.create_task(read(http, readings[-1])))
                     await until_begun(readings[-1])
-            server, core = fleet.pids()[victim], fleet.core_pid(victim)
-            os.kill(server, signal.SIGKILL)
-            assert await asyncio.to_thread(all_gone, [server, core])
             await asyncio.gather(*tasks)
         return whole
 
@@ -141,26 +121,29 @@ def test_streams_outlive_their_engine(tmp_path: Path) -> None:
 
 
 def test_under_steady_traffic_no_stream_is_cut(tmp_path: Path) -> None:
-    """Five streams a second at OpenAI's default temperature, of one choice and of two, in a fleet of two.
-
-    The one that is hit is long, so that it has not ended when the signal comes.
-    """
+    """Five streams a second at OpenAI's default temperature, of one choice and of two, in a fleet of two."""
     readings: list[Reading] = []
-    lengths = [60] * (RATE * SECONDS)
-    lengths[len(lengths) // 2] = LONG
+    lengths: list[int] = []
 
     async def scenario(fleet: FleetProcess) -> None:
         async with httpx.AsyncClient(base_url=fleet.url, timeout=600) as http:
             tasks = []
-            for number in range(RATE * SECONDS):
+
+            def start(max_tokens: int) -> None:
+                number = len(readings)
                 readings.append(Reading("by chance"))
-                body = lengths[number], 1 + number % 2, number % 4 > 1
-                tasks.append(asyncio.create_task(read(http, readings[-1], *body)))
-                if lengths[number] == LONG:
+                lengths.append(max_tokens)
+                body = max_tokens, 1 + number % 2, number % 4 > 1
+                tasks.append(asyncio.create_task(read(http, readings[number], *body)))
+
+            for second in range(SECONDS):
+                for _ in range(RATE):
+                    start(60)
+                    await asyncio.sleep(1 / RATE)
+                while second == SECONDS // 2 and not await kill_midway(fleet, readings[-1:], {"by chance"}):
+                    assert len(readings) < 2 * RATE * SECONDS
+                    start(LONG)
                     await until_begun(readings[-1])
-                    victim = readings[-1].engine
-                    os.kill(fleet.pids()[victim], signal.SIGKILL)
-                await asyncio.sleep(1 / RATE)
             await asyncio.gather(*tasks)
 
     with FleetProcess(tmp_path, replicas=2, engine=ENGINE) as fleet:

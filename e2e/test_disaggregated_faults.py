@@ -35,16 +35,6 @@ def killed(fleet: FleetProcess, engine: str) -> Iterator[None]:
     yield
 
 
-@contextmanager
-def frozen(fleet: FleetProcess, engine: str) -> Iterator[None]:
-    core = fleet.core_pid(engine)
-    os.kill(core, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(core, signal.SIGCONT)
-
-
 def under_load(fleet: FleetProcess, exchanges: Sequence[Exchange], fault: AbstractContextManager[None]) -> Load:
     """Return how questions and streams of long prompts ended, a fault among them once K/V goes between engines."""
 
@@ -86,7 +76,7 @@ def test_a_prefill_engine_that_is_killed_under_load_fails_no_request(
 def test_a_prefill_engine_that_is_frozen_under_load_fails_no_request(
     pairs: FleetProcess, exchanges: Sequence[Exchange]
 ) -> None:
-    load = under_load(pairs, exchanges, frozen(pairs, "tiny-prefill-1"))
+    load = under_load(pairs, exchanges, pairs.frozen("tiny-prefill-1"))
     assert load.failures == []
     assert all(stream.whole for stream in load.streams)
 

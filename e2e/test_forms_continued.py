@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,15 +19,13 @@ import jsonschema
 import pytest
 
 from e2e.fleet_process import SERVICE, FleetProcess
-from tests.fakes.fleet_processes import all_gone
+from e2e.midway import kill_midway, until_begun
 
 pytestmark = pytest.mark.fleet
 
 ENGINE = {"args": ["--num-threads", "1", "--num-kv-blocks", "2048"], "dtype": "float32"}
 CONTINUED = 'pagefleet_router_streams_continued_total{model="tiny"}'
 MOST_ROUNDS = 8
-BEGUN = 60
-"""Characters of the form that a stream has shown when its engine is killed, and far from all."""
 NUM_ITEMS = 50
 FORM: Mapping[str, Any] = MappingProxyType(
     {
@@ -56,7 +52,7 @@ TOOL = {"name": "keep", "description": "Keeps a list", "parameters": dict(FORM)}
 class Reading:
     """One stream, as far as it was read."""
 
-    take: Callable[[Reading, Mapping[str, Any]], None]
+    kind: str
     engine: str = ""
     text: str = ""
     """Of the form: content, or a call's arguments."""
@@ -190,9 +186,11 @@ ASKS: Mapping[str, Ask] = {
 }
 
 
-async def read(http: httpx.AsyncClient, ask: Ask, reading: Reading) -> None:
+async def read(http: httpx.AsyncClient, reading: Reading, previous: str | None = None) -> None:
+    ask = ASKS[reading.kind]
     limit = "max_output_tokens" if ask.path == "/v1/responses" else "max_tokens"
     body = {"model": SERVICE, "temperature": 0, "stream": True, limit: 1500, **ask.body}
+    body |= {"previous_response_id": previous} if previous else {}
     async with http.stream("POST", ask.path, json=body) as reply:
         assert reply.status_code == 200, await reply.aread()
         reading.engine = reply.headers["x-pagefleet-engine"]
@@ -203,39 +201,21 @@ async def read(http: httpx.AsyncClient, ask: Ask, reading: Reading) -> None:
                 ask.take(reading, json.loads(line.removeprefix("data: ")))
 
 
-async def until_begun(reading: Reading) -> None:
-    async with asyncio.timeout(600):
-        while len(reading.text) < BEGUN:  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.002)
-
-
-def hit_by_all(readings: list[tuple[str, Reading]]) -> str | None:
-    """Return an engine that is in the middle of a stream of each kind."""
-    kinds: dict[str, set[str]] = {}
-    for kind, one in readings:
-        if not one.ends:
-            kinds.setdefault(one.engine, set()).add(kind)
-    return next((engine for engine, found in kinds.items() if len(found) == len(ASKS)), None)
-
-
 def test_forms_and_calls_outlive_their_engine(tmp_path: Path) -> None:
-    readings: list[tuple[str, Reading]] = []
-    alone = {kind: Reading(ask.take) for kind, ask in ASKS.items()}
+    readings: list[Reading] = []
+    alone = {kind: Reading(kind) for kind in ASKS}
 
     async def scenario(fleet: FleetProcess) -> None:
         async with httpx.AsyncClient(base_url=fleet.url, timeout=600) as http:
-            for kind, ask in ASKS.items():
-                await read(http, ask, alone[kind])
+            for one in alone.values():
+                await read(http, one)
             tasks = []
-            while (victim := hit_by_all(readings)) is None:
+            while not await kill_midway(fleet, readings, ASKS):
                 assert len(readings) < MOST_ROUNDS * len(ASKS)
-                started = [(kind, Reading(ask.take)) for kind, ask in ASKS.items()]
+                started = [Reading(kind) for kind in ASKS]
                 readings.extend(started)
-                tasks += [asyncio.create_task(read(http, ASKS[kind], one)) for kind, one in started]
-                await asyncio.gather(*(until_begun(one) for _, one in started))
-            server, core = fleet.pids()[victim], fleet.core_pid(victim)
-            os.kill(server, signal.SIGKILL)
-            assert await asyncio.to_thread(all_gone, [server, core])
+                tasks += [asyncio.create_task(read(http, one)) for one in started]
+                await asyncio.gather(*map(until_begun, started))
             await asyncio.gather(*tasks)
 
     # Each in turn: by prefix a kind could keep to one engine, and another kind to the other.
@@ -243,50 +223,45 @@ def test_forms_and_calls_outlive_their_engine(tmp_path: Path) -> None:
         fleet.until(lambda: fleet.serves(2))
         asyncio.run(scenario(fleet))
         metrics = fleet.metrics(fleet.url)
-    for kind, one in [*alone.items(), *readings]:
-        ask = ASKS[kind]
-        assert tuple(one.ends) == ask.ends, kind
-        assert tuple(one.names) == ask.names, kind
-        assert len(one.ids) == ask.num_ids, (kind, one.ids)
-        assert one.numbers == list(range(len(one.numbers))), kind
+    for one in [*alone.values(), *readings]:
+        ask = ASKS[one.kind]
+        assert tuple(one.ends) == ask.ends, one.kind
+        assert tuple(one.names) == ask.names, one.kind
+        assert len(one.ids) == ask.num_ids, (one.kind, one.ids)
+        assert one.numbers == list(range(len(one.numbers))), one.kind
         jsonschema.validate(json.loads(one.text), dict(FORM))
-        assert one.whole in (None, one.text), kind
-        assert one.text == alone[kind].text, kind
+        assert one.whole in (None, one.text), one.kind
+        assert one.text == alone[one.kind].text, one.kind
     assert metrics[CONTINUED] >= len(ASKS)
     assert metrics["pagefleet_router_streams_cut_total"] == 0
 
 
 def test_a_response_that_goes_on_from_another_outlives_the_engine_that_has_that(tmp_path: Path) -> None:
-    ask = ASKS["response form"]
-    alone, lost = Reading(ask.take), Reading(ask.take)
+    kind = "response form"
+    alone, lost = Reading(kind), Reading(kind)
 
     async def scenario(fleet: FleetProcess) -> None:
         nonlocal lost
         async with httpx.AsyncClient(base_url=fleet.url, timeout=600) as http:
             reply = await http.post("/v1/responses", json={"model": SERVICE, "input": "What is a KV cache?"})
             before = reply.json()["id"]
-            goes_on = replace(ask, body={**ask.body, "previous_response_id": before})
-            await read(http, goes_on, alone)
+            await read(http, alone, before)
             for _ in range(MOST_ROUNDS):
-                lost = Reading(ask.take)
-                reading = asyncio.create_task(read(http, goes_on, lost))
+                lost = Reading(kind)
+                reading = asyncio.create_task(read(http, lost, before))
                 await until_begun(lost)
-                if not lost.ends:
-                    break  # else this process had no turn while the engine wrote all of it
-            assert not lost.ends
-            assert lost.engine == alone.engine == reply.headers["x-pagefleet-engine"]
-            server, core = fleet.pids()[lost.engine], fleet.core_pid(lost.engine)
-            os.kill(server, signal.SIGKILL)
-            assert await asyncio.to_thread(all_gone, [server, core])
+                if await kill_midway(fleet, [lost], {kind}):
+                    break
             await reading
+        assert lost.engine == alone.engine == reply.headers["x-pagefleet-engine"]
 
     with FleetProcess(tmp_path, replicas=2, engine=ENGINE) as fleet:
         fleet.until(lambda: fleet.serves(2))
         asyncio.run(scenario(fleet))
         metrics = fleet.metrics(fleet.url)
     for one in (alone, lost):
-        assert tuple(one.ends) == ask.ends
-        assert len(one.ids) == ask.num_ids
+        assert tuple(one.ends) == ASKS[kind].ends
+        assert len(one.ids) == ASKS[kind].num_ids
         assert one.numbers == list(range(len(one.numbers)))
         jsonschema.validate(json.loads(one.text), dict(FORM))
     assert lost.text == lost.whole == alone.text

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import bench.soak
 from bench.http_load import Pool
-from bench.soak import Ask, Tally, engine_asks, has_all, router_asks, send, slope_mb_per_hour, soak, text_of
+from bench.soak import Ask, Tally, engine_asks, has_all, press, router_asks, slope_mb_per_hour, soak, text_of
 
 PART = b'data: {"choices": [{"index": %d, "delta": {"content": "a"}, "finish_reason": %s}]}\n\n'
 DONE = b"data: [DONE]\n\n"
@@ -43,8 +45,8 @@ def test_load_is_mixed_and_the_same_for_a_seed(asks: Callable[[int], Iterator[As
     assert 1 <= sum(ask.leaves for ask in drawn[0]) < sum(bool(ask.body.get("stream")) for ask in drawn[0]) < 400
 
 
-async def sent(asks: Sequence[Ask], answers: list[bytes]) -> Tally:
-    """What is counted of a server that gives these answers, and then closes connections without one."""
+async def pressed(asks: Iterator[Ask], answers: list[bytes]) -> Tally:
+    """What a server counts for that gives these answers, and then closes connections without one."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.readuntil(b"\r\n\r\n") and answers:
@@ -54,15 +56,13 @@ async def sent(asks: Sequence[Ask], answers: list[bytes]) -> Tally:
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        tally, pool = Tally(), Pool("127.0.0.1", port, keep_bodies=True)
-        for ask in asks:
-            await send(pool, ask, tally)
-        pool.close()
-        return tally
+        return await press(Pool("127.0.0.1", port, keep_bodies=True), [asks], 50.0, 0.075)  # four turns
 
 
-def test_right_wrong_and_lost_are_told_apart() -> None:
-    tally = asyncio.run(sent([Ask("/", {}, b"yes".__eq__)] * 4, [b"yes", b"no"]))
+def test_right_wrong_and_lost_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.soak, "time", SimpleNamespace(monotonic=lambda: 0.0))  # no turn is late
+    asks = iter([Ask("/", {}, b"yes".__eq__) for _ in range(4)])
+    tally = asyncio.run(pressed(asks, [b"yes", b"no"]))
     assert (tally.right, tally.wrong, tally.lost, tally.faults) == (1, 1, 2, 3)
     assert [told.split(":")[0] for told in tally.told] == ["wrong", "lost", "lost"]
 

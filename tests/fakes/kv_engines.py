@@ -99,9 +99,17 @@ class FleetEngine:
     @property
     def peers(self) -> AllowedPeers:
         """Whom it may ask."""
+        return self._connector._parts.peers
+
+    def skip(self, seconds: float) -> None:
+        """Have its transfers wake as if they had been stopped for so long."""
+        self._connector._agent._clock._clock = lambda: time.monotonic() + seconds
+
+    @property
+    def _connector(self) -> P2PConnector:
         connector = self.core._scheduler.connector
         assert isinstance(connector, P2PConnector)
-        return connector._parts.peers
+        return connector
 
     @property
     def num_held_blocks(self) -> int:

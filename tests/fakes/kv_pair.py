@@ -10,6 +10,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 from pagefleet_protocol.fleet_key import FleetKey
@@ -64,6 +65,15 @@ class Pair:
         async with self.questions() as ask:
             while await ask().num_passed() == 0:  # noqa: ASYNC110 - what is awaited is in other processes
                 await asyncio.sleep(0.3)
+
+    async def midway(self, ask: Ask, **fields: Any) -> Asked:
+        """Ask until a transfer is held within its second block: until the network is armed anew."""
+        self.data.arm("hold", MIDWAY)
+        while True:
+            asked = ask(**fields)
+            await until(lambda asked=asked: self.data.struck or asked.decode.done())  # type: ignore[misc]
+            if self.data.struck:
+                return asked
 
     def engine(self, *flags: str, model: str = "builtin://tiny") -> ServedEngine:
         """Start another prefill engine."""

@@ -18,7 +18,7 @@ hold: none passes after `at` bytes, until it is armed anew. slow: pieces with pa
 from there change places with the 64 after them. hang: connections are accepted, and nothing passes in any direction.
 """
 SPAN = 64
-_PIECE = 4096
+_PIECE = 1 << 14
 _PAUSE_S = 0.005
 
 

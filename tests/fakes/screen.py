@@ -66,6 +66,12 @@ class TerminalProgram:
             assert self._read(deadline - time.monotonic()), f"{text!r} did not come:\n{self.text}"
         return self.text
 
+    def wait_until_written(self, text: bytes, timeout_s: float = 60.0) -> None:
+        """Read until `text` has come, also where it stands on the screen no more."""
+        deadline = time.monotonic() + timeout_s
+        while text not in self.written:
+            assert self._read(deadline - time.monotonic()), f"{text!r} did not come:\n{self.text}"
+
     def wait_for_prompt(self, timeout_s: float = 60.0) -> None:
         """Read until the last line is an empty prompt: what is typed before it may be discarded."""
         deadline = time.monotonic() + timeout_s

@@ -29,16 +29,36 @@ LISTEN_INTERVAL_S = 0.001
 """Between two looks at the control sockets: a flood must not take the interpreter from the engine's loop."""
 DRAIN_S = 1.0
 """At the end, for frames under way."""
+MOST_AWAY_S = 1.0
+"""Between two readings of a clock, as far as they count."""
 
 _log = logging.getLogger(__name__)
+
+
+class TurnClock:
+    """The time that a thread had turns for, in seconds; it reads this far more often than each `MOST_AWAY_S`.
+
+    A process that was stopped, or whose machine was, has heard from nobody meanwhile: its peers are not dead for that.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._read_at = clock()
+        self._away = 0.0
+
+    def __call__(self) -> float:
+        now = self._clock()
+        self._away += max(0.0, now - self._read_at - MOST_AWAY_S)
+        self._read_at = now
+        return now - self._away
 
 
 class TransferAgent:
     """Runs from construction until `close`."""
 
-    def __init__(self, parts: DriverParts, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, parts: DriverParts) -> None:
         self._parts = parts
-        self._clock = clock
+        self._clock = TurnClock()
         self._num_lacking = 0
         """Blocks that the pool lacks, as was told last."""
         self._thread = CommandThread[LoadDone | Unpin | LegSettled]("kv agent", self._turn, self._end)

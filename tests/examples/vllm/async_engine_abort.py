@@ -7,7 +7,7 @@ from vllm import AsyncEngineArgs, AsyncLLMEngine, SamplingParams
 
 async def read(engine: AsyncLLMEngine, number: int) -> str:
     final = None
-    params = SamplingParams(temperature=0, max_tokens=400 if number == 1 else 10, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=2000 if number == 1 else 10, ignore_eos=True)
     async for output in engine.generate("What is", params, f"request-{number}"):
         final = output
         if number == 1:

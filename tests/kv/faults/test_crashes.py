@@ -7,7 +7,7 @@ import asyncio
 import httpx
 import pytest
 
-from tests.fakes.kv_pair import MIDWAY, Pair
+from tests.fakes.kv_pair import Pair
 from tests.fakes.kv_serving import until
 
 pytestmark = pytest.mark.fleet
@@ -16,10 +16,7 @@ pytestmark = pytest.mark.fleet
 def test_prefill_is_killed_midway_and_comes_back_under_its_address(pair: Pair) -> None:
     async def killed() -> None:
         async with pair.questions() as ask:
-            await pair.link()
-            pair.data.arm("hold", MIDWAY)
-            asked, refused = ask(), ask(on_failure="fail")
-            await until(lambda: pair.data.struck)
+            refused, asked = ask(on_failure="fail"), await pair.midway(ask)
             pair.prefill.kill()
             assert await asked.num_passed() == 0
             reply = await refused.decode
@@ -37,10 +34,8 @@ def test_prefill_is_killed_midway_and_comes_back_under_its_address(pair: Pair) -
 def test_prefill_is_frozen_midway_and_goes_on(pair: Pair) -> None:
     async def frozen() -> None:
         async with pair.questions() as ask:
+            asked = await pair.midway(ask)
             deaths = pair.decode.figure("peer_deaths_total")
-            pair.data.arm("hold", MIDWAY)
-            asked = ask()
-            await until(lambda: pair.data.struck)
             pair.prefill.freeze()
             try:
                 assert await asked.num_passed() == 0
@@ -61,9 +56,8 @@ def test_decode_is_frozen_before_it_asks_and_goes_on(pair: Pair) -> None:
             pair.decode.freeze()
             try:
                 asked = ask()
-                await until(lambda: pair.prefill.figure("pinned_blocks") > 0)
-                await until(lambda: pair.prefill.at_baseline)
                 await until(lambda: pair.prefill.figure("lease_expiries_total") > expiries)
+                await until(lambda: pair.prefill.at_baseline)
             finally:
                 pair.decode.freeze(False)
             assert await asked.num_passed() == 0
@@ -75,9 +69,7 @@ def test_decode_is_frozen_before_it_asks_and_goes_on(pair: Pair) -> None:
 def test_decode_is_killed_midway_and_comes_back(pair: Pair) -> None:
     async def killed() -> None:
         async with pair.questions() as ask:
-            pair.data.arm("hold", MIDWAY)
-            asked = [ask(), ask()]
-            await until(lambda: pair.data.struck)
+            asked = [await pair.midway(ask), ask()]
             pair.decode.kill()
             for one in asked:
                 with pytest.raises(httpx.TransportError):

@@ -11,6 +11,7 @@ import pytest
 from pagefleet_engine import LLM, SamplingParams
 from pagefleet_kv.store.blob_store import BlobStore
 from pagefleet_kv.store.block_io import BlockIO
+from pagefleet_kv.store.mover import BlockMover
 
 PROMPT = [number % 200 + 1 for number in range(12 * 16)]
 ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
@@ -42,10 +43,16 @@ def test_an_engine_does_not_wait_for_ever_for_a_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     stuck = threading.Event()
-    monkeypatch.setattr(BlobStore, "write", lambda *_: stuck.wait(30.0))
+    close = BlockMover.close
+
+    def closed(mover: BlockMover) -> None:
+        stuck.set()  # its thread is waited for all the same
+        close(mover)
+
+    monkeypatch.setattr(BlobStore, "write", lambda *_: stuck.wait(300.0))
+    monkeypatch.setattr(BlockMover, "close", closed)
     llm = start(tmp_path)
     llm.generate([PROMPT], ONE_TOKEN, use_tqdm=False)
-    threading.Timer(0.3, stuck.set).start()  # its thread is waited for all the same
     with caplog.at_level(logging.WARNING, "pagefleet_engine"):
         llm.llm_engine._core.shutdown(within_s=0.05)
     assert "1 transfers of K/V did not end within 0.05 s" in caplog.text

@@ -113,8 +113,8 @@ def test_killed_engine_comes_back_while_the_other_serves(start_fleet: Any, docum
             victim = (await fleet.ask())[1]["pid"]
             os.kill(victim, signal.SIGKILL)
             await fleet.until(lambda: fleet.reporter.heard("killed by SIGKILL"))
+            await fleet.until(lambda: "qwen: partly ready, 1 of 2 engines ready" in fleet.reporter.said)
             await fleet.until(lambda: fleet.settled(2))
-            assert "qwen: partly ready, 1 of 2 engines ready" in fleet.reporter.said
             answers = [await fleet.ask() for _ in range(6)]
             assert {status for status, _ in answers} == {200}
             assert victim not in {body["pid"] for _, body in answers}

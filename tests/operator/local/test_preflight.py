@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pagefleet_operator.errors import ManifestError
+from pagefleet_operator.local import preflight
 from pagefleet_operator.local.manifest import Manifest
 from pagefleet_operator.local.preflight import find_mistakes
 from pagefleet_operator.local.wanted import read_wanted
@@ -17,7 +18,8 @@ SERVE = (sys.executable, "-m", "pagefleet_engine.cli")
 
 
 @pytest.mark.fleet
-def test_the_engine_itself_says_what_is_wrong(document: Any) -> None:
+def test_the_engine_itself_says_what_is_wrong(document: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "_PATIENCE_S", 300.0)
     documents = [
         document("right"),
         document("flag", engine={"args": ["--block-sise", "16"]}),

@@ -160,7 +160,7 @@ def test_a_table_that_changes_all_the_time_is_drawn_twice_a_second(build: Any) -
     stream, now = Counting(), [NOW]
     reporter = LiveReporter(Console(file=stream, force_terminal=True, width=80), lambda: now[0])
     began = time.monotonic()
-    while time.monotonic() - began < 1.3:
+    while time.monotonic() - began < 1.3 or "INSTANCE" not in stream.getvalue():
         now[0] += 1
         process = {"qwen-engine-0": ProcessView(1, NOW)}
         reporter.show([replace(view(build(), Instance(0, "x", State.READY)), processes=process)])
@@ -174,6 +174,8 @@ def test_a_table_that_stays_the_same_is_not_drawn_again(build: Any) -> None:
     stream = Counting()
     reporter = LiveReporter(Console(file=stream, force_terminal=True, width=80), lambda: NOW)
     reporter.show([view(build(), Instance(0, "x", State.READY))])
+    while "INSTANCE" not in stream.getvalue():
+        time.sleep(0.01)
     time.sleep(1.3)
     num_drawn = stream.getvalue().count("INSTANCE")
     reporter.close()

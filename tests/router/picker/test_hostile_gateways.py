@@ -90,7 +90,7 @@ def test_what_a_gateway_whose_machine_is_gone_held_is_given_back(
                 await spoken.pick()
                 assert in_flight(f) == [1]
                 await link.set("hole")
-                await f.until(lambda: in_flight(f) == [0], within=10)
+                await f.until(lambda: in_flight(f) == [0])
                 assert f.router.budget.live_requests == 0
             await link.stop()
 

@@ -11,7 +11,7 @@ from pagefleet_engine.errors import ConfigError, ModelLoadError
 from pagefleet_engine.executor import asked_planes
 from pagefleet_engine.executor.local_node import LocalNode
 
-from tests.fakes.kv_engines import Fleet
+from tests.fakes.kv_engines import PATIENCE_S, Fleet
 from tests.fakes.nccl_rank import play_devices_meanwhile
 
 pytestmark = pytest.mark.fleet
@@ -57,7 +57,7 @@ def test_the_start_ends_with_one_line(
     with pytest.raises(kind, match=says):
         fleet.engine("a", tensor=2, nodes=num_nodes, kv_role="prefill", kv_data_plane="nccl")
     assert sum(len(node.ranks) for node in nodes) == 2
-    deadline = time.monotonic() + 20.0  # another machine ends when its leader has
+    deadline = time.monotonic() + PATIENCE_S  # another machine ends when its leader has
     while any(Path(f"/proc/{pid}").exists() for node in nodes for pid in node.pids):
         assert time.monotonic() < deadline
         time.sleep(0.05)
