@@ -6,6 +6,7 @@ import ctypes
 import gc
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 
@@ -43,6 +44,13 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def _draws_are_the_same() -> None:
+    """Of torch, where a test names no seed: else they would be others after other tests."""
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(0)
 
 
 PACKAGES = ("engine", "kv", "kernels", "router", "operator", "protocol", "download", "console")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 SHARES = {"quick": 0.1, "test": 1.0, "all": 5.0}
 """Of the number that a test asks for."""
@@ -22,6 +24,18 @@ def register_profiles() -> None:
             suppress_health_check=[HealthCheck.too_slow],
         )
     settings.load_profile("test")
+    _draw_no_constants_of_modules()
+
+
+def _draw_no_constants_of_modules() -> None:
+    """Have only `all` draw the constants of imported modules, as hypothesis does among others.
+
+    Which are imported depends on the tests that ran before, and thus the examples would.
+    """
+    of_modules, none = providers._get_local_constants, Constants()
+    vars(providers)["_get_local_constants"] = lambda: (
+        of_modules() if settings.get_current_profile_name() == "all" else none
+    )
 
 
 def examples(count: int) -> int:

@@ -69,7 +69,7 @@ def test_right_wrong_and_lost_are_told_apart(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.fleet
 def test_a_router_loses_nothing_for_some_seconds(tmp_path: Path) -> None:
-    options = argparse.Namespace(what="router", minutes=0.03, requests=None, clients=4)
+    options = argparse.Namespace(what="router", minutes=0.1, requests=None, clients=4)
     figures = soak(options, tmp_path)
     assert figures["right"] > 10
     assert (figures["lost"], figures["wrong"], figures["left_behind"]) == (0, 0, 0), json.dumps(figures)

@@ -115,7 +115,7 @@ class ConsoleServer:
 
     def until_seen(self) -> None:
         """Hold a chat back until the test says so, and wait anew the next time."""
-        assert self.seen_by_page.wait(60)
+        assert self.seen_by_page.wait(300)
         self.seen_by_page.clear()
 
     def stop(self) -> None:

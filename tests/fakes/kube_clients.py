@@ -49,8 +49,8 @@ async def kopf_operator(
         )
     )
     try:
-        await asyncio.wait_for(ready.wait(), 5)
+        await asyncio.wait_for(ready.wait(), 120)
         yield
     finally:
         stop.set()
-        await asyncio.wait_for(running, 5)
+        await asyncio.wait_for(running, 120)

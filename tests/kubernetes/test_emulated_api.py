@@ -28,7 +28,7 @@ def against_server(test: Callable[[KubeApi, aiohttp.ClientSession], Awaitable[No
 
     async def run() -> None:
         async with KubeApi() as api, aiohttp.ClientSession(api.address) as http:
-            await asyncio.wait_for(test(api, http), 20)
+            await asyncio.wait_for(test(api, http), 120)
 
     def as_test() -> None:
         asyncio.run(run())
@@ -49,7 +49,7 @@ async def create(http: aiohttp.ClientSession, path: str, document: dict[str, Any
         return dict(await response.json())
 
 
-async def until(condition: Callable[[], Any], timeout_s: float = 5) -> None:
+async def until(condition: Callable[[], Any], timeout_s: float = 120) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it never came to that"

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from pagefleet_protocol import otlp_traces
 from pagefleet_protocol.otlp_traces import OtlpTracer, Outbox
 from pagefleet_protocol.trace_collector import TracesError, make_tracer, traces_url
 from pagefleet_protocol.tracing import NO_SPAN, NO_TRACER, Span, Tracer
@@ -29,7 +30,8 @@ A_SPAN = ReadableSpan("a span")
 
 
 @pytest.fixture(name="site")
-def fixture_site() -> Iterator[Collector]:
+def fixture_site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    monkeypatch.setattr(otlp_traces, "_CLOSE_S", 60.0)  # a busy machine takes its time
     with collector() as made:
         yield made
 
@@ -194,7 +196,8 @@ def test_a_collector_that_refuses_costs_spans_and_one_line(site: Collector, capl
     assert [record.name for record in caplog.records] == [LOGGER.name]
 
 
-def test_a_collector_that_hangs_holds_nobody_up(site: Collector) -> None:
+def test_a_collector_that_hangs_holds_nobody_up(site: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp_traces, "_CLOSE_S", 1.0)
     site.held.clear()
     tracer = of(site)
     tracer.serve("a", []).end()

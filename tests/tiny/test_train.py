@@ -2,6 +2,7 @@
 
 import logging
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,15 @@ from tiny.recitation import complete, distance_to_second, recite
 from tiny.train import Recipe, Trainer, batches, build_model, examine_and_save, variants
 
 RECIPE = Recipe(epochs=2, tokens_per_batch=2048, warmup=1)
+
+
+@pytest.fixture(autouse=True)
+def _torch_is_put_back() -> Iterator[None]:
+    """A trainer has all of torch be deterministic, and other tests come after it."""
+    before, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    yield
+    torch.use_deterministic_algorithms(before)
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

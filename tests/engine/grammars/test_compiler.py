@@ -6,11 +6,13 @@ import select
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pagefleet_engine
 import pytest
 from pagefleet_engine.errors import GrammarFailed, InvalidRequest, QueueFull
+from pagefleet_engine.grammars.compile_process import CompileProcess
 from pagefleet_engine.grammars.compiler import GrammarCompiler, GrammarLimits
 from pagefleet_engine.grammars.disk_cache import DiskCache
 from pagefleet_engine.grammars.guidance_backend import GuidanceBackend, GuidanceGrammar
@@ -38,8 +40,36 @@ def wait(compiler: GrammarCompiler, ticket: Ticket[Grammar]) -> Grammar:
 
 
 def made(folder: Path | None, limits: GrammarLimits | None = None) -> GrammarCompiler:
-    """Make a compiler over the builtin model's vocabulary."""
-    return GrammarCompiler(FILES, "auto", folder, limits, 1)
+    """Make a compiler over the builtin model's vocabulary; a form has the time that a busy machine takes."""
+    return GrammarCompiler(FILES, "auto", folder, limits or GrammarLimits(seconds=120), 1)
+
+
+@dataclass
+class Compiling:
+    """Nothing is compiled before `begin`."""
+
+    arrived: threading.Event = field(default_factory=threading.Event)
+    may_begin: threading.Event = field(default_factory=threading.Event)
+    order: list[str | None] = field(default_factory=list)
+    """The expressions, as they came to it."""
+
+    def begin(self) -> None:
+        assert self.arrived.wait(120), "what is submitted has had the start of a process to get into line"
+        self.may_begin.set()
+
+
+@pytest.fixture
+def compiling(monkeypatch: pytest.MonkeyPatch) -> Compiling:
+    found, compile_now = Compiling(), CompileProcess.compile
+
+    def held(process: CompileProcess, backend: str, params: StructuredOutputsParams) -> bytes:
+        found.arrived.set()
+        assert found.may_begin.wait(120)
+        found.order.append(params.regex)
+        return compile_now(process, backend, params)
+
+    monkeypatch.setattr(CompileProcess, "compile", held)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +150,8 @@ def test_a_form_that_takes_too_much_memory_is_refused_and_the_next_is_not() -> N
     compiler.close()
 
 
-def test_too_many_waiting_forms_are_turned_away_and_others_find_room() -> None:
-    compiler = made(None, GrammarLimits(waiting=4))
+def test_too_many_waiting_forms_are_turned_away_and_others_find_room(compiling: Compiling) -> None:
+    compiler = made(None, GrammarLimits(waiting=4, seconds=120))
     tickets = [compiler.submit(StructuredOutputsParams(regex=f"a{i}"), "a") for i in range(2)]
     with pytest.raises(QueueFull, match="2 of them yours") as refused:
         compiler.submit(StructuredOutputsParams(regex="another"), "a")
@@ -133,34 +163,35 @@ def test_too_many_waiting_forms_are_turned_away_and_others_find_room() -> None:
     with pytest.raises(QueueFull):
         compiler.submit(StructuredOutputsParams(regex="the last"), "d")
     tickets.append(compiler.submit(StructuredOutputsParams(regex="a0"), "d"))
+    compiling.begin()
     for ticket in tickets:
         wait(compiler, ticket)
     compiler.close()
 
 
-def test_a_flood_of_one_tenants_forms_delays_anothers_by_a_turn() -> None:
+def test_a_flood_of_one_tenants_forms_delays_anothers_by_a_turn(compiling: Compiling) -> None:
     compiler = made(None)
-    flood = [compiler.submit(StructuredOutputsParams(regex=f"a{i}"), "a") for i in range(40)]  # the process starts
+    flood = [compiler.submit(StructuredOutputsParams(regex=f"a{i}"), "a") for i in range(40)]
     own = compiler.submit(StructuredOutputsParams(regex="b"), "b")
     shared = compiler.submit(StructuredOutputsParams(regex="a39"), "b")
-    wait(compiler, own)
-    assert sum(ticket.done() for ticket in flood) <= 5
-    wait(compiler, shared)
-    assert sum(ticket.done() for ticket in flood) <= 10
-    for ticket in flood:
+    compiling.begin()
+    for ticket in (own, shared, *flood):
         wait(compiler, ticket)
+    assert compiling.order.index("b") <= 5
+    assert compiling.order.index("a39") <= 10
     assert compiler.stats()["grammars_waiting"] == 0
     compiler.close()
 
 
-def test_forms_that_nobody_waits_for_are_not_compiled() -> None:
-    compiler = made(None, GrammarLimits(waiting=4))
+def test_forms_that_nobody_waits_for_are_not_compiled(compiling: Compiling) -> None:
+    compiler = made(None, GrammarLimits(waiting=4, seconds=120))
     first = compiler.submit(StructuredOutputsParams(regex="a"))
     for i in range(5):
         compiler.submit(StructuredOutputsParams(regex=f"b{i}"))
     kept = compiler.submit(StructuredOutputsParams(regex="c"))
     with pytest.raises(QueueFull):
         compiler.submit(StructuredOutputsParams(regex="d"))
+    compiling.begin()
     for ticket in (first, kept):
         wait(compiler, ticket)
     stats = compiler.stats()
@@ -275,7 +306,7 @@ def test_a_folder_that_cannot_be_written_costs_the_time_alone(tmp_path: Path) ->
 
 
 def test_memory_holds_so_many_bytes_and_lets_go_of_the_oldest() -> None:
-    compiler = made(None, GrammarLimits(cached_bytes=200_000))
+    compiler = made(None, GrammarLimits(cached_bytes=200_000, seconds=120))
     for index in range(6):
         wait(compiler, compiler.submit(StructuredOutputsParams(regex=f"x{index}")))
     assert compiler.stats()["grammars_cached_bytes"] <= 200_000

@@ -16,6 +16,8 @@ from pagefleet_protocol.doctor.cli import look_at_folder, port_trouble, tell
 from pagefleet_protocol.doctor.machine import Devices, Gpu, Machine, ProgramFailed, look, run_program
 from pagefleet_protocol.doctor.report import report
 
+from tests.fakes.free_ports import free_ports
+
 ALL = {verb: Path(f"/bin/pagefleet-{verb}") for verb in ("serve", "route", "up")}
 H100 = Gpu("NVIDIA H100 80GB HBM3", "81559 MiB", "570.86.15", "9.0")
 L4 = Gpu("NVIDIA L4", "23034 MiB", "570.86.15", "8.9")
@@ -109,8 +111,8 @@ def test_folders_and_ports(tmp_path: Path) -> None:
     assert "is no folder" in worst("folders", folders=[look_at_folder("models", tmp_path / "file" / "models")]).text
     assert look_at_folder("models", tmp_path / "to" / "come").trouble == ""
     assert not (tmp_path / "to").exists()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_ports()  # one that nobody takes once it is free again
+    with socket.create_server(("127.0.0.1", port)):
         assert "in use" in worst("ports", ports={port: port_trouble(port)}).text
     assert port_trouble(port) == ""
 
