@@ -11,7 +11,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -103,11 +103,16 @@ async def bring_from_hub(
     try:
         facts = await _in_cache(cache, uri, settings, progress)
     except OSError as error:
-        if error.errno in _NOT_OURS and not again:
-            with suppress(DownloadError, OSError):
-                facts = await _verified_copy(cache, uri, settings, progress)
-                return cache.snapshot(facts.revision), facts
-        raise _cache_error(hub, error) from error
+        if error.errno not in _NOT_OURS:
+            raise disk_error(Path(error.filename or hub), error) from error
+        if again:
+            raise _not_ours(hub, error) from error
+        try:
+            facts = await _verified_copy(cache, uri, settings, progress)
+        except DownloadError as unusable:
+            raise _not_ours(hub, error, f", and {unusable}") from error
+        except OSError:
+            raise _not_ours(hub, error) from error
     return cache.snapshot(facts.revision), facts
 
 
@@ -166,13 +171,11 @@ def _told_offline() -> Iterator[None]:
         ) from error
 
 
-def _cache_error(root: Path, error: OSError) -> DownloadError:
-    if error.errno not in _NOT_OURS:
-        return disk_error(Path(error.filename or root), error)
+def _not_ours(root: Path, error: OSError, what_is_there: str = "") -> BadSettings:
     owner = f", which belongs to {name}," if (name := _owner(root)) else ""
     return BadSettings(
-        f"{error.filename or root}: {error.strerror}: the cache {root}{owner} "
-        "does not let this user in; set HF_HOME to a folder of yours, or give the folder of a model"
+        f"{error.filename or root}: {error.strerror}: the cache {root}{owner} does not let this user in"
+        f"{what_is_there}; set HF_HOME to a folder of yours, or give the folder of a model"
     )
 
 

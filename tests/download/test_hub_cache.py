@@ -149,8 +149,9 @@ def test_where_nothing_may_be_written_what_others_left_is_verified(
     with pytest.raises(BadSettings, match=rf"{os.strerror(number)}: the cache .*set HF_HOME to a folder of yours"):
         asyncio.run(bring_from_hub(MODEL, fast(endpoint=hub.url), root, ProgressMeter(), again=True))
     (theirs / SHARD).resolve().write_bytes(b"x" + files[SHARD][1:])
-    for _ in ("damaged", "unreadable"):
-        with pytest.raises(BadSettings, match=rf"{os.strerror(number)}: the cache .*set HF_HOME to a folder of yours"):
+    for what_is_there in (rf", and {SHARD} in .* is damaged: .*; ", "; "):
+        says = rf"{os.strerror(number)}: the cache .* does not let this user in{what_is_there}set HF_HOME to a folder"
+        with pytest.raises(BadSettings, match=says):
             have(root, fast(endpoint=hub.url))
         monkeypatch.setattr(HubCache, "local_copy", refuse)
 
@@ -317,6 +318,7 @@ def test_a_cache_of_another_user(hub: HubServer, root: Path) -> None:
     assert found == str(whole)
     assert told.startswith("BadSettings ")
     assert "Permission denied" in told
+    assert f"does not let this user in, and org/other is not in {root}; " in told
     assert told.endswith("set HF_HOME to a folder of yours, or give the folder of a model")
 
 
