@@ -54,7 +54,8 @@ def test_follows_the_load_to_none_to_three_and_back_without_losing_a_request(
     tmp_path: Path, exchanges: Sequence[Exchange]
 ) -> None:
     async def scenario(fleet: FleetProcess) -> Load:
-        load = Load(fleet.url, exchanges, askers=5, streamers=3, stream_tokens=100)
+        # Long streams, so that some wait also while this process has no turn to ask for more.
+        load = Load(fleet.url, exchanges, askers=5, streamers=8, stream_tokens=600)
         async with load:
             await asyncio.to_thread(fleet.until, lambda: num_engines(fleet) == 3)
             with load.lighter():
