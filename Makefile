@@ -47,6 +47,9 @@ up: $(VENV)/installed  ## Serve examples/01-quickstart on http://127.0.0.1:8000 
 chat: $(VENV)/installed  ## Talk to what `make up` serves
 	@exec $(BIN)/pagefleet chat
 
+# With TEST_AGAIN what failed, in a run that came to its end, runs once more with nothing beside it, and may pass then.
+TEST_AGAIN ?=
+
 # Tests wait for processes as often as they compute: one worker more than cores keeps two cores busy.
 TEST_WORKERS ?= 3
 
@@ -55,17 +58,15 @@ PURE := architecture/test_budgets.py architecture/test_docs.py chart engine/core
 	operator/render protocol router/admission router/prefix router/scheduling text
 
 # Tests start hundreds of processes: each reads the bytecode that the first wrote, wherever this is switched off.
-quick test again test-all: export PYTHONDONTWRITEBYTECODE =
+quick test test-all: export PYTHONDONTWRITEBYTECODE =
 
 quick: $(VENV)/installed-dev  ## Lint, and run the pure tests, in under a minute
 	@$(MAKE) --no-print-directory lint
 	@$(BIN)/python -m pytest -n 2 -m "not fleet" --hypothesis-profile quick $(PURE:%=tests/%)
 
 test: $(VENV)/installed-dev  ## Run the test suite, but for what is marked nightly
-	@$(BIN)/python -m pytest -n $(TEST_WORKERS) -m "not nightly" --timings
-
-again: $(VENV)/installed-dev  ## Run once more what failed, with nothing beside it
-	@$(BIN)/python -m pytest --last-failed --last-failed-no-failures none -ra
+	@$(BIN)/python -m pytest -n $(TEST_WORKERS) -m "not nightly" --timings || \
+		{ [ $$? = 1 ] && [ -n "$(TEST_AGAIN)" ] && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none -ra; }
 
 test-all: $(VENV)/installed-dev  ## Run every test, on larger shapes and more examples, and print what is covered
 	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --hypothesis-profile all --timings --timeout 1800 \

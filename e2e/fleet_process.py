@@ -137,9 +137,9 @@ class FleetProcess:
     def frozen(self, *engines: str) -> Iterator[None]:
         """Within it these engines compute nothing: a stream stays where it is while a test looks at it."""
         cores = [self.core_pid(engine) for engine in engines]
-        for core in cores:
-            os.kill(core, signal.SIGSTOP)
         try:
+            for core in cores:
+                os.kill(core, signal.SIGSTOP)
             yield
         finally:
             for core in cores:

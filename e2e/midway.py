@@ -35,7 +35,7 @@ async def until_begun(stream: Stream) -> None:
             await asyncio.sleep(0.005)
 
 
-async def until_quiet(streams: Sequence[Stream]) -> None:
+async def _until_quiet(streams: Sequence[Stream]) -> None:
     """Wait until all that frozen engines wrote before has been read."""
     before = -1
     while before < (read := sum(len(one.text) + len(one.ends) for one in streams)):
@@ -49,7 +49,7 @@ async def kill_midway(fleet: FleetProcess, streams: Sequence[Stream], kinds: Ite
     There may be none: a reader that had no turn for a while finds its stream written to the end.
     """
     with fleet.frozen(*(one.id for one in fleet.endpoints())):
-        await until_quiet(streams)
+        await _until_quiet(streams)
         found: dict[str, set[str]] = {}
         for one in streams:
             if one.text and not one.ends:

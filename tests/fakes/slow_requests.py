@@ -11,7 +11,7 @@ SLOW = "--logits-processors=slow"
 
 
 def finding_plugin() -> dict[str, str]:
-    """Return the surroundings of a process that finds it."""
+    """Return the environment of a process that finds it."""
     return {**os.environ, "PYTHONPATH": str(PLUGIN)}
 
 

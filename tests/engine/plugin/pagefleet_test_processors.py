@@ -109,24 +109,17 @@ class Asleep:
     def check(arguments: Mapping[str, Any]) -> None:
         pass
 
-    def enter(self, request: EnteringRequest) -> bool | None:
+    def enter(self, request: EnteringRequest) -> object | None:
         return True if request.arguments.get("sleep") else None
 
     def edit(self, logits_RV: Tensor, rows: EditedRows) -> None:
         threading.Event().wait()
 
 
-class Slow:
+class Slow(Asleep):
     """A step takes a while, until the file `slow_until` is there: so nothing ends while a test looks at it."""
 
     argument_names = ("slow_until",)
-
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        pass
-
-    @staticmethod
-    def check(arguments: Mapping[str, Any]) -> None:
-        pass
 
     def enter(self, request: EnteringRequest) -> Path | None:
         return Path(request.arguments["slow_until"]) if "slow_until" in request.arguments else None

@@ -38,8 +38,13 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 # Minutes long: a busy machine may look at it late, and must still see it run.
-LONG: dict[str, Any] = {"model": "small", "prompt": "The quick", "max_tokens": 4000, "ignore_eos": True}
-LONG["vllm_xargs"] = slow()
+LONG: dict[str, Any] = {
+    "model": "small",
+    "prompt": "The quick",
+    "max_tokens": 4000,
+    "ignore_eos": True,
+    "vllm_xargs": slow(),
+}
 
 
 PATIENCE_S = 600.0
